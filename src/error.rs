@@ -1,0 +1,105 @@
+//! The one error type of the library, and [`Fault`], what a parser says of bytes that break its format.
+//!
+//! Nothing here knows of errno or exit codes: `front` maps an [`Error`] to the first, `cli` to the second.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::digest::Digest;
+
+/// Result of most library calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What is wrong with the bytes of a container, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} (at byte {at})")]
+pub struct Fault {
+    /// Offset in the container, in bytes.
+    pub at: u64,
+    /// The fault in words.
+    pub what: String,
+}
+
+impl Fault {
+    /// A fault at byte `at`.
+    pub fn new(at: u64, what: impl Into<String>) -> Self {
+        Fault { at, what: what.into() }
+    }
+}
+
+/// Everything that can go wrong in the library.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused an operation on a path.
+    #[error("{path}: {source}", path = .path.display())]
+    Io {
+        /// The path that was used.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file breaks its format.
+    #[error("{path}: {fault}", path = .path.display())]
+    Format {
+        /// The file that was parsed.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: Fault,
+    },
+    /// An input, a name or an argument cannot be used; the text says which, why and what to do.
+    #[error("{0}")]
+    Invalid(String),
+    /// No such model, blob, inode or path in the tree.
+    #[error("{0}: not found")]
+    NotFound(String),
+    /// An inode number that no snapshot of this mount has handed out.
+    #[error("inode {0} is not known")]
+    Stale(u64),
+    /// A directory operation on a file.
+    #[error("not a directory")]
+    NotDir,
+    /// A file operation on a directory.
+    #[error("is a directory")]
+    IsDir,
+    /// A blob of the store is missing, short, unreadable or has other content than its name says.
+    #[error("blob {digest}: {fault}")]
+    Damaged {
+        /// The blob that is damaged.
+        digest: Digest,
+        /// What is wrong with it.
+        fault: String,
+    },
+    /// The store is being written by another process.
+    #[error("{path}: another wmount is writing to this store; try again when it has finished", path = .0.display())]
+    Locked(PathBuf),
+}
+
+impl Error {
+    /// An I/O error on `path`.
+    pub fn io(path: impl AsRef<Path>, source: io::Error) -> Self {
+        Error::Io { path: path.as_ref().to_owned(), source }
+    }
+
+    /// A format fault in the file `path`.
+    pub fn format(path: impl AsRef<Path>, fault: Fault) -> Self {
+        Error::Format { path: path.as_ref().to_owned(), fault }
+    }
+}
+
+/// Adds the path to an I/O error in the expression that caused it.
+pub trait AtPath<T> {
+    /// Names `path` as the place of the failure.
+    fn at(self, path: impl AsRef<Path>) -> Result<T>;
+}
+
+impl<T> AtPath<T> for io::Result<T> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T> {
+        self.map_err(|source| Error::io(path, source))
+    }
+}
+
+impl<T> AtPath<T> for std::result::Result<T, Fault> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T> {
+        self.map_err(|fault| Error::format(path, fault))
+    }
+}

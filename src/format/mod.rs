@@ -1,0 +1,59 @@
+//! Containers: each file parses one (bytes to named tensors with ranges) and plans it (tensors to an extent map).
+//!
+//! No I/O, no store and no kernel here. A parser sees a container through [`Bytes`], does its arithmetic checked,
+//! allocates nothing from a count it has not held against the length, and never panics.
+
+pub mod milblob;
+pub mod mlpackage;
+pub mod mlprogram;
+
+use std::borrow::Cow;
+
+use crate::error::Fault;
+
+/// Random access to the bytes of a container.
+pub trait Bytes {
+    /// Length in bytes.
+    fn len(&self) -> u64;
+
+    /// The range `offset..offset + len`, or a fault at `offset` if it is not within the container or cannot be read.
+    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault>;
+
+    /// Whether there are no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Bytes for [u8] {
+    fn len(&self) -> u64 {
+        <[u8]>::len(self) as u64
+    }
+
+    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
+        usize::try_from(offset)
+            .ok()
+            .and_then(|start| <[u8]>::get(self, start..start.checked_add(len)?))
+            .map(Cow::Borrowed)
+            .ok_or_else(|| past_the_end(self, offset, len))
+    }
+}
+
+/// The fault of a range that is not within the container.
+pub fn past_the_end(bytes: &(impl Bytes + ?Sized), offset: u64, len: usize) -> Fault {
+    Fault::new(offset, format!("{len} bytes are needed but the file has {} in all", bytes.len()))
+}
+
+/// The little-endian u32 at `at` of a slice that is known to hold it.
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut raw = [0; 4];
+    raw.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(raw)
+}
+
+/// The little-endian u64 at `at` of a slice that is known to hold it.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut raw = [0; 8];
+    raw.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(raw)
+}
