@@ -1,0 +1,53 @@
+//! `wmount STORE MOUNTPOINT`.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{AtPath, Result};
+use crate::front::daemon::{self, Listener};
+use crate::front::session::{MountOptions, Session};
+use crate::vfs::Vfs;
+
+/// Mount a store; returns when the mount is ready
+#[derive(Debug, clap::Args)]
+pub struct MountArgs {
+    /// The store: an ollama model directory, or what `wmount import` made
+    pub store: PathBuf,
+    /// An empty directory
+    pub mountpoint: PathBuf,
+    /// Stay in the foreground and log to the terminal
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Let other users read the mount
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Threads that serve requests [default: one for each core, at least two]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+}
+
+/// Mounts what `open` makes of the store.
+pub fn run(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<()> {
+    let Some(listener) = Listener::of_this_process(args.foreground) else {
+        return daemon::launch();
+    };
+    let mounted = listener.begin(args.log.as_deref(), &args.mountpoint).and_then(|()| mount(args, open));
+    let session = mounted.and_then(|session| listener.ready().map(|()| session));
+    session.inspect_err(|error| listener.failed(error))?.run()
+}
+
+fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<Session> {
+    let store = args.store.canonicalize().at(&args.store)?;
+    let vfs = open(&store)?;
+    let options = MountOptions {
+        mountpoint: args.mountpoint.clone(),
+        store,
+        allow_other: args.allow_other,
+        threads: args.threads.map(NonZeroUsize::get),
+    };
+    Session::mount(vfs, &options)
+}

@@ -1,0 +1,97 @@
+//! `wmount umount MOUNTPOINT`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::{AtPath, Error, Result};
+use crate::front::{mounts, unmount};
+
+/// As many processes are named as fit a line.
+const NAMED: usize = 5;
+
+/// Unmount
+#[derive(Debug, clap::Args)]
+pub struct UmountArgs {
+    /// Where the store is mounted
+    pub mountpoint: PathBuf,
+    /// Unmount even if files are open; they stay readable until they are closed
+    #[arg(short, long)]
+    pub lazy: bool,
+}
+
+/// Unmounts a wmount, and nothing else.
+pub fn run(args: &UmountArgs) -> Result<()> {
+    let path = mounts::canonical(&args.mountpoint).at(&args.mountpoint)?;
+    let shown = path.display();
+    if cfg!(target_os = "linux") {
+        let mount = mounts::at(&path).at("/proc/self/mountinfo")?;
+        let mount = mount.ok_or_else(|| Error::Invalid(format!("{shown} is not mounted; see `wmount status`")))?;
+        if !mount.is_wmount() {
+            return Err(Error::Invalid(format!("{shown} is a mount of type {}, not a wmount", mount.kind)));
+        }
+    }
+    match unmount::unmount(&path, args.lazy) {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Invalid(busy(&path))),
+        Err(error) if error.kind() == io::ErrorKind::Other => Err(Error::Invalid(error.to_string())),
+        outcome => outcome.at(&path),
+    }
+}
+
+fn busy(path: &Path) -> String {
+    let shown = path.display();
+    let users = users_of(path);
+    let mut named: Vec<_> = users.iter().take(NAMED).map(|(pid, name)| format!("{name} ({pid})")).collect();
+    if users.len() > NAMED {
+        named.push(format!("{} more", users.len() - NAMED));
+    }
+    let who = if named.is_empty() { "a process of another user".to_owned() } else { named.join(", ") };
+    format!("{shown} is in use by {who}; end it, or run: wmount umount --lazy {shown}")
+}
+
+/// The processes that have a file below `path` open or mapped, or stand in it, as far as we may see.
+fn users_of(path: &Path) -> BTreeMap<u32, String> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbered = processes.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
+    let users = numbered.filter(|(_, process)| uses(process, path));
+    users.map(|(pid, process)| (pid, name_of(&process))).collect()
+}
+
+fn uses(process: &Path, path: &Path) -> bool {
+    let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let places = ["cwd", "root", "exe"].map(|name| process.join(name));
+    let held = files.chain(places).any(|link| fs::read_link(link).is_ok_and(|target| target.starts_with(path)));
+    held || maps(&process.join("maps"), path)
+}
+
+/// A line of maps ends in the path of the mapped file, after five fields.
+fn maps(list: &Path, path: &Path) -> bool {
+    let list = fs::read(list).unwrap_or_default();
+    let list = String::from_utf8_lossy(&list);
+    list.lines().any(|line| line.find('/').is_some_and(|at| Path::new(&line[at..]).starts_with(path)))
+}
+
+fn name_of(process: &Path) -> String {
+    fs::read_to_string(process.join("comm")).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_file_is_found() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("file");
+        let _open = fs::File::create(&file).unwrap();
+        assert!(users_of(place.path()).contains_key(&std::process::id()));
+        assert!(users_of(&file.join("none")).is_empty());
+    }
+
+    #[test]
+    fn only_ours_is_unmounted() {
+        let args = UmountArgs { mountpoint: "/proc".into(), lazy: false };
+        assert!(run(&args).unwrap_err().to_string().contains("not a wmount"));
+    }
+}

@@ -1,0 +1,118 @@
+//! What must hold before mounting, and the one line that says what to do where it does not.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{mounts, sys, unmount};
+use crate::error::{AtPath, Error, Result};
+
+const DEVICE: &str = "/dev/fuse";
+const FUSE_CONF: &str = "/etc/fuse.conf";
+
+/// Checks this machine and the mountpoint, clears a dead wmount away from it, and returns its canonical path.
+pub fn ready_to_mount(mountpoint: &Path, allow_other: bool) -> Result<PathBuf> {
+    machine(allow_other)?;
+    let path = existing(mountpoint)?;
+    clear(&path)?;
+    empty_directory(&path)?;
+    Ok(path)
+}
+
+fn machine(allow_other: bool) -> Result<()> {
+    if !cfg!(target_os = "linux") {
+        return Ok(());
+    }
+    if !Path::new(DEVICE).exists() {
+        return refuse(format!(
+            "{DEVICE} is missing; run `modprobe fuse`, or give the container `--device {DEVICE} --cap-add SYS_ADMIN`"
+        ));
+    }
+    if sys::is_root() {
+        return Ok(());
+    }
+    if unmount::helper().is_none() {
+        return refuse("fusermount3 is missing, and only root can mount without it; install the package fuse3");
+    }
+    if allow_other && !allows_other(&fs::read_to_string(FUSE_CONF).unwrap_or_default()) {
+        return refuse(format!(
+            "--allow-other needs a line `user_allow_other` in {FUSE_CONF}; ask root to add it, or mount as root"
+        ));
+    }
+    Ok(())
+}
+
+fn allows_other(fuse_conf: &str) -> bool {
+    fuse_conf.lines().any(|line| line.trim() == "user_allow_other")
+}
+
+fn existing(mountpoint: &Path) -> Result<PathBuf> {
+    match mounts::canonical(mountpoint) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let shown = mountpoint.display();
+            refuse(format!("{shown} does not exist; make the directory first: mkdir -p {shown}"))
+        }
+        outcome => outcome.at(mountpoint),
+    }
+}
+
+/// Refuses a mountpoint that is in use; detaches a wmount whose process is gone.
+fn clear(path: &Path) -> Result<()> {
+    let shown = path.display();
+    while let Some(mount) = mounts::at(path).at("/proc/self/mountinfo")? {
+        let source = mount.source.display();
+        if !mount.is_wmount() {
+            return refuse(format!("{shown} already is a mountpoint ({} of {source}); take another", mount.kind));
+        }
+        if !mount.is_dead() {
+            return refuse(format!("{shown} already shows {source}; end that mount first: wmount umount {shown}"));
+        }
+        tracing::warn!("detaching a wmount of {source} from {shown}: its process is gone");
+        unmount::unmount(path, true).at(path)?;
+    }
+    Ok(())
+}
+
+fn empty_directory(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if !fs::metadata(path).at(path)?.is_dir() {
+        return refuse(format!("{shown} is not a directory; a mountpoint is an empty directory"));
+    }
+    match fs::read_dir(path).at(path)?.next() {
+        None => Ok(()),
+        Some(_) => refuse(format!("{shown} is not empty; mount on an empty directory, which the mount would hide")),
+    }
+}
+
+fn refuse<T>(why: impl Into<String>) -> Result<T> {
+    Err(Error::Invalid(why.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fuse_conf_counts_only_the_bare_word() {
+        assert!(allows_other("# comment\n user_allow_other \n"));
+        assert!(!allows_other("#user_allow_other\nmount_max = 1000\n"));
+    }
+
+    #[test]
+    fn mountpoints_that_cannot_be_used() {
+        let place = tempfile::tempdir().unwrap();
+        let said =
+            |path: &Path| existing(path).and_then(|path| empty_directory(&path)).err().map(|error| error.to_string());
+        assert_eq!(said(place.path()), None);
+        assert!(said(&place.path().join("none")).unwrap().contains("mkdir -p"));
+        fs::write(place.path().join("file"), "").unwrap();
+        assert!(said(&place.path().join("file")).unwrap().contains("not a directory"));
+        assert!(said(place.path()).unwrap().contains("not empty"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_foreign_mount_is_left_alone() {
+        assert!(clear(Path::new("/proc")).unwrap_err().to_string().contains("already is a mountpoint"));
+    }
+}

@@ -1,0 +1,186 @@
+//! Going to the background: the command starts itself again as a detached process, and returns when that one's mount
+//! answers, or passes on why it does not.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tracing_subscriber::EnvFilter;
+
+use super::sys;
+use crate::error::{AtPath, Error, Result};
+
+/// Set in the environment of the detached process.
+const DETACHED: &str = "WMOUNT_DETACHED";
+/// What the detached process writes when its mount answers.
+const READY: &str = "ready\n";
+/// A log longer than this is put aside when the next mount begins; one old log is kept.
+const LOG_MAX: u64 = 4 << 20;
+
+/// Starts this very command as a detached process and waits until its mount answers.
+pub fn launch() -> Result<()> {
+    let program = std::env::current_exe().at("/proc/self/exe")?;
+    let (mut heard, told) = io::pipe().at(&program)?;
+    let mut command = Command::new(&program);
+    command.args(std::env::args_os().skip(1)).env(DETACHED, "1");
+    let mut child = command.stdin(Stdio::null()).stdout(told).stderr(Stdio::null()).spawn().at(&program)?;
+    // The command holds the writing end too; the end of the pipe must be the child's doing.
+    drop(command);
+    let mut words = String::new();
+    heard.read_to_string(&mut words).at(&program)?;
+    match words.as_str() {
+        READY => Ok(()),
+        "" => {
+            let status = child.wait().at(&program)?;
+            Err(Error::Invalid(format!("the mounting process ended with {status}; its log says more, or try -f")))
+        }
+        why => Err(Error::Invalid(why.trim_end().to_owned())),
+    }
+}
+
+/// Where a serving process says that it is ready, and why it is not.
+#[derive(Debug)]
+pub enum Listener {
+    /// The command that waits in [`launch`]; the log is where it is told to look.
+    Command,
+    /// Nobody, or systemd.
+    Foreground,
+}
+
+impl Listener {
+    /// Who waits for this process; `None` if it is the one to call [`launch`].
+    pub fn of_this_process(foreground: bool) -> Option<Listener> {
+        if std::env::var_os(DETACHED).is_some() {
+            Some(Listener::Command)
+        } else {
+            foreground.then_some(Listener::Foreground)
+        }
+    }
+
+    /// Starts the log of a process that serves `mountpoint`: at `log`, at the usual place, or on stderr if in the
+    /// foreground. A detached process leaves the terminal, and from here on its stderr is the log.
+    pub fn begin(&self, log: Option<&Path>, mountpoint: &Path) -> Result<()> {
+        if matches!(self, Listener::Command) {
+            sys::leave_terminal().at(mountpoint)?;
+            let file = match (log, usual_log(mountpoint)) {
+                (Some(log), _) => Some(open_log(log)?),
+                // A home that cannot be written to is no reason not to mount.
+                (None, usual) => open_log(&usual).ok(),
+            };
+            if let Some(file) = file {
+                sys::redirect(&file, 2).at(mountpoint)?;
+            }
+        } else if let Some(log) = log {
+            sys::redirect(&open_log(log)?, 2).at(log)?;
+        }
+        log_to_stderr();
+        Ok(())
+    }
+
+    /// Says that the mount answers, and lets go of the working directory, which may be on a disk that is to be removed.
+    pub fn ready(&self) -> Result<()> {
+        std::env::set_current_dir("/").at("/")?;
+        match self {
+            Listener::Command => tell(READY),
+            Listener::Foreground => tell_systemd(),
+        }
+        .at("stdout")
+    }
+
+    /// Says why there is no mount.
+    pub fn failed(&self, error: &Error) {
+        if matches!(self, Listener::Command) {
+            // If the command that waits is gone, the log has it.
+            let _ = tell(&format!("{error}\n"));
+        }
+    }
+}
+
+/// Writes to the pipe that is our stdout, and closes it: the command waits for its end.
+fn tell(words: &str) -> io::Result<()> {
+    let mut pipe = io::stdout();
+    pipe.write_all(words.as_bytes())?;
+    pipe.flush()?;
+    sys::redirect(&OpenOptions::new().write(true).open("/dev/null")?, 1)
+}
+
+/// A service of `Type=notify` names a socket on which it is told.
+fn tell_systemd() -> io::Result<()> {
+    use std::os::unix::net::UnixDatagram;
+
+    match std::env::var_os("NOTIFY_SOCKET") {
+        Some(socket) if Path::new(&socket).is_absolute() => {
+            UnixDatagram::unbound()?.send_to(b"READY=1", &socket).map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Sends log events of this process, and of the libraries that it uses, to stderr; `WMOUNT_LOG` filters them.
+pub fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("WMOUNT_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=warn"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    // Fails if the program has chosen another log, which then stands.
+    let _ = log.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).try_init();
+}
+
+fn open_log(log: &Path) -> Result<File> {
+    if let Some(parent) = log.parent() {
+        fs::create_dir_all(parent).at(parent)?;
+    }
+    if fs::metadata(log).is_ok_and(|found| found.is_file() && found.len() > LOG_MAX) {
+        let mut aside = log.as_os_str().to_owned();
+        aside.push(".old");
+        fs::rename(log, aside).at(log)?;
+    }
+    OpenOptions::new().create(true).append(true).open(log).at(log)
+}
+
+/// The log of the mount at `mountpoint` where none was asked for.
+pub fn usual_log(mountpoint: &Path) -> PathBuf {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")));
+    let directory = state.unwrap_or_else(|| PathBuf::from("/var/log")).join("wmount");
+    directory.join(format!("{}.log", escaped(mountpoint)))
+}
+
+/// A path as one file name, the way systemd names mount units: "/mnt/my w" is "mnt-my\x20w".
+fn escaped(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = String::new();
+    for &byte in path.as_os_str().as_bytes().trim_ascii_end() {
+        match byte {
+            b'/' => name.push('-'),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b':' | b'_' | b'.' => name.push(char::from(byte)),
+            _ => name.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    let name = name.trim_matches('-');
+    // File names end at 255 bytes; the far end of a path tells more than its beginning.
+    name[name.len().saturating_sub(200)..].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountpoints_as_file_names() {
+        assert_eq!(escaped(Path::new("/mnt/w")), "mnt-w");
+        assert_eq!(escaped(Path::new("/mnt/w/")), "mnt-w");
+        assert_eq!(escaped(Path::new("/mnt/my w-1")), r"mnt-my\x20w\x2d1");
+        assert_eq!(escaped(Path::new(&format!("/{}", "a/".repeat(300)))).len(), 200);
+    }
+
+    #[test]
+    fn a_long_log_is_put_aside() {
+        let place = tempfile::tempdir().unwrap();
+        let log = place.path().join("state/w.log");
+        open_log(&log).unwrap().set_len(LOG_MAX + 1).unwrap();
+        open_log(&log).unwrap();
+        assert_eq!(fs::metadata(&log).unwrap().len(), 0);
+        assert!(place.path().join("state/w.log.old").exists());
+    }
+}

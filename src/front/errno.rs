@@ -1,0 +1,96 @@
+//! The errno of every [`Error`], and the log line of those that mean damage.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use fuser::Errno;
+
+use crate::error::Error;
+
+/// A reader that retries a damaged file would fill the log, so one inode complains once in this time.
+const QUIET: Duration = Duration::from_secs(60);
+/// More complaining inodes than this at a time are forgotten, and may complain again sooner.
+const REMEMBERED: usize = 4096;
+
+/// What the kernel is told about `error`.
+///
+/// Damage is EIO, never ENOENT: a reader must not take a broken file for an absent one.
+pub fn errno(error: &Error) -> Errno {
+    match error {
+        Error::NotFound(_) => Errno::ENOENT,
+        Error::Stale(_) => Errno::ESTALE,
+        Error::NotDir => Errno::ENOTDIR,
+        Error::IsDir => Errno::EISDIR,
+        Error::Io { .. } | Error::Format { .. } | Error::Invalid(_) | Error::Damaged { .. } | Error::Locked(_) => {
+            Errno::EIO
+        }
+    }
+}
+
+/// Logs failed requests: what is normal traffic at debug, damage as an error that repeats only after a while.
+#[derive(Debug, Default)]
+pub struct Complaints {
+    last: Mutex<HashMap<u64, Instant>>,
+}
+
+impl Complaints {
+    /// Logs that `request` on inode `ino` failed.
+    pub fn log(&self, request: &str, ino: u64, error: &Error) {
+        match error {
+            Error::NotFound(_) | Error::Stale(_) | Error::NotDir | Error::IsDir => {
+                tracing::debug!(request, ino, "{error}");
+            }
+            _ if self.is_new(ino) => tracing::error!(request, ino, "{error}"),
+            _ => tracing::debug!(request, ino, "{error}"),
+        }
+    }
+
+    fn is_new(&self, ino: u64) -> bool {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.get(&ino).is_some_and(|at| at.elapsed() < QUIET) {
+            return false;
+        }
+        if last.len() >= REMEMBERED {
+            last.clear();
+        }
+        last.insert(ino, Instant::now());
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::digest::Digest;
+    use crate::error::Fault;
+
+    #[test]
+    fn only_absence_is_enoent() {
+        let table = [
+            (Error::NotFound("x".into()), libc::ENOENT),
+            (Error::Stale(7), libc::ESTALE),
+            (Error::NotDir, libc::ENOTDIR),
+            (Error::IsDir, libc::EISDIR),
+            (Error::io("x", io::ErrorKind::NotFound.into()), libc::EIO),
+            (Error::format("x", Fault::new(0, "short")), libc::EIO),
+            (Error::Invalid("x".into()), libc::EIO),
+            (Error::Damaged { digest: Digest::of(b""), fault: "missing".into() }, libc::EIO),
+            (Error::Locked(PathBuf::from("x")), libc::EIO),
+        ];
+        for (error, expected) in table {
+            assert_eq!(errno(&error).code(), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn an_inode_complains_once() {
+        let complaints = Complaints::default();
+        assert!(complaints.is_new(3));
+        assert!(!complaints.is_new(3));
+        assert!(complaints.is_new(4));
+    }
+}

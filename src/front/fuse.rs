@@ -1,0 +1,449 @@
+//! The kernel's requests, passed to [`Vfs`] and answered. Nothing is decided here but flags and lifetimes.
+//!
+//! An inode number means one content for ever, so the kernel may keep pages and attributes of files as long as it
+//! likes; only names of models that can be removed or replaced, and directories, are asked for again.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use dashmap::DashMap;
+use fuser::{
+    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
+};
+
+use super::errno::{Complaints, errno};
+use super::sys;
+use crate::error::{Error, Result};
+use crate::vfs::{Attr, Kind, Listing, Vfs};
+
+/// For what cannot change while mounted.
+const LONG: Duration = Duration::from_secs(1_000_000);
+/// For what can: the time after which a removed model is no longer found.
+const SHORT: Duration = Duration::from_secs(1);
+/// Requests of readahead and asynchronous reads that the kernel may have under way at a time (its default is 12).
+const BACKGROUND: u16 = 64;
+/// Longest name in bytes.
+const NAME_MAX: u32 = 255;
+const BLOCK: u32 = 4096;
+/// The numbers in use are hashes and never used again for other content, so one generation is enough.
+const GENERATION: Generation = Generation(0);
+
+thread_local! {
+    /// Reads of one thread follow each other, so one buffer, of the largest size yet asked for, serves them all.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A [`Vfs`] as the kernel sees it.
+pub struct Fuse {
+    vfs: Arc<Vfs>,
+    owner: (u32, u32),
+    /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
+    listings: DashMap<u64, Arc<Listing>>,
+    next_listing: AtomicU64,
+    complaints: Complaints,
+}
+
+impl Fuse {
+    /// Serves `vfs`, with every file owned by the user of this process.
+    pub fn new(vfs: Arc<Vfs>) -> Fuse {
+        let (listings, next_listing) = (DashMap::new(), AtomicU64::new(1));
+        Fuse { vfs, owner: sys::owner(), listings, next_listing, complaints: Complaints::default() }
+    }
+
+    /// Runs one request. A panic is answered as damage: it would otherwise end the thread, and with the last the mount.
+    fn ask<T>(&self, request: &str, ino: INodeNo, work: impl FnOnce(&Vfs) -> Result<T>) -> Result<T, Errno> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(&self.vfs)));
+        let outcome = outcome.unwrap_or_else(|_| Err(Error::Invalid("a fault of wmount itself; please report".into())));
+        outcome.map_err(|error| {
+            self.complaints.log(request, ino.0, &error);
+            errno(&error)
+        })
+    }
+
+    fn file_attr(&self, attr: &Attr) -> FileAttr {
+        let (kind, perm) = match attr.kind {
+            Kind::Dir => (FileType::Directory, 0o555),
+            Kind::File => (FileType::RegularFile, 0o444),
+        };
+        FileAttr {
+            ino: INodeNo(attr.ino),
+            size: attr.size,
+            blocks: attr.size.div_ceil(512),
+            atime: attr.mtime,
+            mtime: attr.mtime,
+            ctime: attr.mtime,
+            crtime: attr.mtime,
+            kind,
+            perm,
+            nlink: attr.nlink,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: BLOCK,
+            flags: 0,
+        }
+    }
+
+    fn listing(&self, fh: FileHandle) -> Result<Arc<Listing>, Errno> {
+        self.listings.get(&fh.0).map(|listing| Arc::clone(&listing)).ok_or(Errno::EBADF)
+    }
+
+    /// Attributes of a listed name, and for how long they hold.
+    ///
+    /// What cannot be looked up just now is listed with what is known and a lifetime of zero, so that one damaged
+    /// model does not hide the others and whoever touches it is told.
+    fn listed_attr(&self, dir: INodeNo, entry: &Entry<'_>) -> (FileAttr, Duration) {
+        let found = match entry.name {
+            "." | ".." => self.ask("readdirplus", INodeNo(entry.ino), |vfs| vfs.attr(entry.ino)),
+            name => self.ask("readdirplus", dir, |vfs| vfs.lookup(dir.0, name)),
+        };
+        match found {
+            Ok(attr) => (self.file_attr(&attr), attr_ttl(&attr).min(entry_ttl(&attr))),
+            Err(_) => {
+                let (ino, kind) = (entry.ino, entry.kind);
+                let attr = Attr { ino, kind, size: 0, nlink: 1, mtime: SystemTime::UNIX_EPOCH, fleeting: true };
+                (self.file_attr(&attr), Duration::ZERO)
+            }
+        }
+    }
+}
+
+/// One name of an open directory.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry<'a> {
+    /// Where a reading goes on after this entry.
+    next: u64,
+    ino: u64,
+    kind: Kind,
+    name: &'a str,
+}
+
+/// The entries of directory `dir` from `offset` on: ".", "..", then the children; the n-th entry has offset n.
+fn entries_from(dir: INodeNo, listing: &Listing, offset: u64) -> impl Iterator<Item = Entry<'_>> {
+    let dots = [(dir.0, Kind::Dir, "."), (listing.parent, Kind::Dir, "..")];
+    let children = listing.children.iter().map(|child| (child.ino, child.kind, &*child.name));
+    let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
+    dots.into_iter()
+        .chain(children)
+        .zip(1..)
+        .map(|((ino, kind, name), next)| Entry { next, ino, kind, name })
+        .skip(skipped)
+}
+
+fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::Dir => FileType::Directory,
+        Kind::File => FileType::RegularFile,
+    }
+}
+
+fn attr_ttl(attr: &Attr) -> Duration {
+    if attr.kind == Kind::Dir { SHORT } else { LONG }
+}
+
+fn entry_ttl(attr: &Attr) -> Duration {
+    if attr.fleeting { SHORT } else { LONG }
+}
+
+fn known_name(name: &OsStr) -> Result<&str> {
+    // Every name of the tree is text, so another one is the name of nothing.
+    name.to_str().ok_or_else(|| Error::NotFound(name.to_string_lossy().into_owned()))
+}
+
+impl Filesystem for Fuse {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+        ];
+        // An older kernel goes without; it answers with what it lacks.
+        let lacking: Vec<_> = wanted.into_iter().filter_map(|flag| config.add_capabilities(flag).err()).collect();
+        config.set_max_background(BACKGROUND).map_err(|_| io::ErrorKind::InvalidInput)?;
+        tracing::debug!(?lacking, abi = ?config.kernel_abi(), "the kernel answers");
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.ask("lookup", parent, |vfs| vfs.lookup(parent.0, known_name(name)?)) {
+            Ok(attr) => reply.entry_with_ttls(&attr_ttl(&attr), &entry_ttl(&attr), &self.file_attr(&attr), GENERATION),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.ask("getattr", ino, |vfs| vfs.attr(ino.0)) {
+            Ok(attr) => reply.attr(&attr_ttl(&attr), &self.file_attr(&attr)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        match self.ask("opendir", ino, |vfs| vfs.entries(ino.0)) {
+            Ok(listing) => {
+                let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
+                self.listings.insert(fh, Arc::new(listing));
+                reply.opened(FileHandle(fh), FopenFlags::empty());
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        match self.listing(fh) {
+            Ok(listing) => {
+                let mut entries = entries_from(ino, &listing, offset);
+                let _full = entries.any(|it| reply.add(INodeNo(it.ino), it.next, file_type(it.kind), it.name));
+                reply.ok();
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdirplus(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        match self.listing(fh) {
+            Ok(listing) => {
+                let mut entries = entries_from(ino, &listing, offset);
+                let _full = entries.any(|it| {
+                    let (attr, ttl) = self.listed_attr(ino, &it);
+                    reply.add(attr.ino, it.next, it.name, &ttl, &attr, GENERATION)
+                });
+                reply.ok();
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.listings.remove(&fh.0);
+        reply.ok();
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & libc::O_TRUNC != 0 {
+            return reply.error(Errno::EROFS);
+        }
+        match self.ask("open", ino, |vfs| vfs.open(ino.0)) {
+            Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        BUFFER.with_borrow_mut(|buffer| {
+            let size = size as usize;
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            match self.ask("read", ino, |vfs| vfs.read(ino.0, offset, &mut buffer[..size])) {
+                Ok(len) => reply.data(&buffer[..len]),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.vfs.release(ino.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        match self.ask("statfs", ino, |vfs| vfs.space()) {
+            Ok(space) => {
+                let block = u32::try_from(space.block_size).unwrap_or(BLOCK);
+                reply.statfs(space.blocks, space.free, space.free, space.files, 0, block, NAME_MAX, block);
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        if mask.contains(AccessFlags::W_OK) {
+            return reply.error(Errno::EROFS);
+        }
+        match self.ask("access", ino, |vfs| vfs.attr(ino.0)) {
+            Ok(attr) if attr.kind == Kind::File && mask.contains(AccessFlags::X_OK) => reply.error(Errno::EACCES),
+            Ok(_) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    // ENOSYS is not a failure here: the kernel then answers by itself and asks no more.
+
+    fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn listxattr(&self, _: &Request, _: INodeNo, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// Programs ask of every file that they open whether it is a terminal.
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    // Everything below would change the tree.
+
+    fn setattr(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: Option<u32>,
+        _: Option<u32>,
+        _: Option<u32>,
+        _: Option<u64>,
+        _: Option<TimeOrNow>,
+        _: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn create(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn mknod(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: u32, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn symlink(&self, _: &Request, _: INodeNo, _: &OsStr, _: &Path, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn rename(&self, _: &Request, _: INodeNo, _: &OsStr, _: INodeNo, _: &OsStr, _: RenameFlags, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn setxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn removexattr(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vfs::Child;
+
+    fn listing() -> Listing {
+        let child = |name: &str, ino| Child { name: name.into(), ino, kind: Kind::File };
+        Listing { parent: 1, children: vec![child("a", 10), child("b", 11)].into() }
+    }
+
+    #[test]
+    fn an_offset_is_where_the_next_page_begins() {
+        let listing = listing();
+        let all: Vec<_> = entries_from(INodeNo(5), &listing, 0).collect();
+        let names: Vec<_> = all.iter().map(|entry| entry.name).collect();
+        assert_eq!(names, [".", "..", "a", "b"]);
+        assert_eq!((all[0].ino, all[1].ino), (5, 1));
+        for entry in &all {
+            let rest: Vec<_> = entries_from(INodeNo(5), &listing, entry.next).collect();
+            assert_eq!(rest, all[entry.next as usize..]);
+        }
+        assert_eq!(entries_from(INodeNo(5), &listing, u64::MAX).count(), 0);
+    }
+
+    #[test]
+    fn names_that_are_no_text_are_absent() {
+        use std::os::unix::ffi::OsStrExt;
+
+        assert!(matches!(known_name(OsStr::from_bytes(b"\xff")), Err(Error::NotFound(_))));
+    }
+}

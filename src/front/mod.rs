@@ -1,0 +1,13 @@
+//! What serves the tree: the kernel's FUSE protocol, mounting, and the life of the serving process.
+//!
+//! A front knows no format and no store. It asks [`crate::vfs::Vfs`] and passes the answers on.
+
+pub mod errno;
+pub mod sys;
+pub mod mounts;
+pub mod unmount;
+pub mod checks;
+pub mod fuse;
+pub mod watch;
+pub mod session;
+pub mod daemon;

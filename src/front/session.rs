@@ -1,0 +1,185 @@
+//! One mount, from the checks before it to the process's last moment.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::fuse::Fuse;
+use super::mounts::{self, Mounted};
+use super::watch::Watch;
+use super::{checks, sys, unmount};
+use crate::error::{AtPath, Error, Result};
+use crate::vfs::Vfs;
+
+/// What to mount where. Every mount is read-only, nodev, nosuid, and its modes are checked by the kernel.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// An empty directory.
+    pub mountpoint: PathBuf,
+    /// The store that is shown, watched for changes, and named in the list of mounts.
+    pub store: PathBuf,
+    /// Whether other users see the mount.
+    pub allow_other: bool,
+    /// Threads that serve requests; `None` is one for each core and at least two.
+    pub threads: Option<usize>,
+}
+
+/// A mount that answers. Dropping it unmounts.
+pub struct Session {
+    place: Place,
+    vfs: Arc<Vfs>,
+    store: PathBuf,
+    signals: Option<Signals>,
+    serving: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Session {
+    /// Mounts `vfs` and serves it from threads of its own.
+    pub fn mount(vfs: Arc<Vfs>, options: &MountOptions) -> Result<Session> {
+        let mountpoint = checks::ready_to_mount(&options.mountpoint, options.allow_other)?;
+        let store = options.store.canonicalize().at(&options.store)?;
+        // Caught from before the mount on, so that no signal leaves a mount without its server.
+        let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;
+        let config = config(options, &store);
+        let fuse = Fuse::new(Arc::clone(&vfs));
+        let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
+        let serving = serve(session).at(&mountpoint)?;
+        let place = Place::of(mountpoint)?;
+        tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
+        Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving) })
+    }
+
+    /// Serves until it is unmounted, by a signal or from outside. A second signal ends the process at once.
+    pub fn run(mut self) -> Result<()> {
+        let watch = Watch::start(Arc::clone(&self.vfs), &self.store)?;
+        if let Some(signals) = self.signals.take() {
+            let place = self.place.clone();
+            thread::Builder::new().name("signals".into()).spawn(move || obey(signals, &place)).at(&self.store)?;
+        }
+        let ended = self.join();
+        drop(watch);
+        tracing::info!("{} is unmounted", self.place.mountpoint.display());
+        ended
+    }
+
+    /// Unmounts; if files are open, they stay readable until they are closed.
+    pub fn unmount(&self) {
+        self.place.leave();
+    }
+
+    fn join(&mut self) -> Result<()> {
+        let Some(serving) = self.serving.take() else { return Ok(()) };
+        let ended = serving.join().unwrap_or_else(|_| Err(io::Error::other("a serving thread failed")));
+        if ended.is_err() {
+            // Nobody answers any more: whoever asks must get an error instead of waiting.
+            self.place.leave();
+        }
+        ended.at(&self.place.mountpoint)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.serving.is_some() {
+            self.place.leave();
+        }
+    }
+}
+
+/// A mountpoint and the mount on it, which another mount may replace.
+#[derive(Clone)]
+struct Place {
+    mountpoint: PathBuf,
+    mount: Option<Mounted>,
+}
+
+impl Place {
+    fn of(mountpoint: PathBuf) -> Result<Place> {
+        let mount = mounts::at(&mountpoint).at(&mountpoint)?;
+        Ok(Place { mountpoint, mount })
+    }
+
+    /// Unmounts what was mounted here, and nothing else that is here by now; lazily if it is in use.
+    fn leave(&self) {
+        let shown = self.mountpoint.display();
+        if mounts::at(&self.mountpoint).ok().flatten() != self.mount {
+            return;
+        }
+        match unmount::unmount(&self.mountpoint, false) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                tracing::warn!("{shown} is in use: it is detached, and served until the last file is closed");
+                if let Err(error) = unmount::unmount(&self.mountpoint, true) {
+                    tracing::error!("{shown} cannot be unmounted: {error}");
+                }
+            }
+            Err(error) => tracing::error!("{shown} cannot be unmounted: {error}"),
+            Ok(()) => {}
+        }
+    }
+}
+
+fn obey(mut signals: Signals, place: &Place) {
+    for (earlier, signal) in signals.forever().enumerate() {
+        if earlier > 0 {
+            std::process::exit(128 + signal);
+        }
+        tracing::info!(signal, "unmounting {}", place.mountpoint.display());
+        // Beside this loop, because unmounting can take its time and a second signal must be heard.
+        let place = place.clone();
+        thread::spawn(move || place.leave());
+    }
+}
+
+/// Starts the serving threads, and takes unmounting from fuser.
+///
+/// fuser unmounts by path when it ends, whatever is mounted there by then: after a lazy unmount that can be the next
+/// server's mount. [`Place`] knows its own.
+fn serve(session: fuser::Session<Fuse>) -> io::Result<JoinHandle<io::Result<()>>> {
+    let nobody = thread::Builder::new().spawn(|| Ok(()))?;
+    let mut background: BackgroundSession = session.spawn()?;
+    let serving = std::mem::replace(&mut background.guard, nobody);
+    std::mem::forget(background);
+    Ok(serving)
+}
+
+fn config(options: &MountOptions, store: &Path) -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(source(store)),
+        // fuser hands a subtype to the helper alone; as root the kernel is to have it too.
+        MountOption::CUSTOM("subtype=wmount".into()),
+        MountOption::RO,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::DefaultPermissions,
+    ];
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    if cfg!(target_os = "linux") {
+        let cores = || thread::available_parallelism().map_or(2, usize::from).max(2);
+        config.n_threads = Some(options.threads.unwrap_or_else(cores).max(1));
+    }
+    config
+}
+
+/// The store as a mount option; the helper takes options apart at commas.
+fn source(store: &Path) -> String {
+    let store = store.to_string_lossy();
+    if sys::is_root() { store.into_owned() } else { store.replace('\\', "\\\\").replace(',', "\\,") }
+}
+
+fn refused(mountpoint: &Path, error: &io::Error) -> Error {
+    let shown = mountpoint.display();
+    let reason = match error.kind() {
+        // Not allowed to mount, and no helper that is.
+        io::ErrorKind::NotFound if sys::is_root() => {
+            "the system does not let this process mount; in a container, add --cap-add SYS_ADMIN".into()
+        }
+        _ => error.to_string().trim().replace('\n', "; "),
+    };
+    Error::Invalid(format!("{shown} cannot be mounted: {reason}"))
+}
