@@ -1,10 +1,11 @@
 //! `wmount STORE MOUNTPOINT`.
 
+use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{AtPath, Result};
+use crate::error::{AtPath, Error, Result};
 use crate::front::daemon::{self, Listener};
 use crate::front::session::{MountOptions, Session};
 use crate::vfs::Vfs;
@@ -41,7 +42,7 @@ pub fn run(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Re
 }
 
 fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<Session> {
-    let store = args.store.canonicalize().at(&args.store)?;
+    let store = existing(&args.store)?;
     let vfs = open(&store)?;
     let options = MountOptions {
         mountpoint: args.mountpoint.clone(),
@@ -50,4 +51,15 @@ fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Resu
         threads: args.threads.map(NonZeroUsize::get),
     };
     Session::mount(vfs, &options)
+}
+
+fn existing(store: &Path) -> Result<PathBuf> {
+    let shown = store.display();
+    match store.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Invalid(format!(
+            "there is no store at {shown}; `wmount import --store {shown} MODEL` makes one"
+        ))),
+        Ok(path) if !path.is_dir() => Err(Error::Invalid(format!("{shown} is not a directory, so it is no store"))),
+        outcome => outcome.at(store),
+    }
 }

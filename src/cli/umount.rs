@@ -54,7 +54,7 @@ fn busy(path: &Path) -> String {
 fn users_of(path: &Path) -> BTreeMap<u32, String> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbered = processes.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
-    let users = numbered.filter(|(_, process)| uses(process, path));
+    let users = numbered.filter(|&(pid, ref process)| pid != std::process::id() && uses(process, path));
     users.map(|(pid, process)| (pid, name_of(&process))).collect()
 }
 
@@ -78,15 +78,21 @@ fn name_of(process: &Path) -> String {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
     fn an_open_file_is_found() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("file");
-        let _open = fs::File::create(&file).unwrap();
-        assert!(users_of(place.path()).contains_key(&std::process::id()));
-        assert!(users_of(&file.join("none")).is_empty());
+        let reader = Command::new("sleep").arg("60").stdin(fs::File::create(&file).unwrap()).spawn();
+        let mut reader = reader.unwrap();
+        let found = users_of(place.path());
+        let others = users_of(&file.join("none"));
+        reader.kill().and_then(|()| reader.wait()).unwrap();
+        assert!(found.contains_key(&reader.id()), "{found:?}");
+        assert!(others.is_empty(), "{others:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What must hold before mounting, and the one line that says what to do where it does not.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +27,9 @@ fn machine(allow_other: bool) -> Result<()> {
         return refuse(format!(
             "{DEVICE} is missing; run `modprobe fuse`, or give the container `--device {DEVICE} --cap-add SYS_ADMIN`"
         ));
+    }
+    if let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) {
+        return refuse(format!("{DEVICE} cannot be opened: {error}; as root: chmod 666 {DEVICE}"));
     }
     if sys::is_root() {
         return Ok(());
