@@ -22,3 +22,4 @@ pub mod digest;
 pub mod dtype;
 pub mod extent;
 pub mod format;
+pub mod sample;

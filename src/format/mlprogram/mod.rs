@@ -12,7 +12,7 @@ use crate::error::Fault;
 mod references;
 mod relocate;
 
-#[allow(missing_docs, unused_imports, clippy::all, clippy::unwrap_used)]
+#[allow(missing_docs, dead_code, unused_imports, clippy::all, clippy::unwrap_used)]
 pub(crate) mod proto {
     include!(concat!(env!("OUT_DIR"), "/coreml.mod.rs"));
 }
@@ -60,6 +60,9 @@ pub struct Reference {
     pub offset: u64,
 }
 
+/// Gives the new file and offset for the file and offset of a reference.
+pub type Place<'a> = dyn FnMut(&str, u64) -> Result<(String, u64), Fault> + 'a;
+
 /// A parsed `model.mlmodel`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
@@ -106,14 +109,9 @@ impl Program {
         references::of(&self.model)
     }
 
-    /// Points every reference elsewhere: `place` gets the file and offset of each and returns the new ones.
-    pub fn relocate(&mut self, place: &mut dyn FnMut(&str, u64) -> Result<(String, u64), Fault>) -> Result<(), Fault> {
+    /// Points every reference elsewhere. After a fault some of them have moved and others not.
+    pub fn relocate(&mut self, place: &mut Place<'_>) -> Result<(), Fault> {
         relocate::model(&mut self.model, place)
-    }
-
-    /// A model made of messages, not of bytes.
-    pub(crate) fn from_model(model: proto::Model) -> Program {
-        Program { model }
     }
 }
 

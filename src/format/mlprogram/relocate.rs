@@ -5,11 +5,8 @@ use super::proto::immediate_value::Value as Immediate;
 use super::proto::model::Type as ModelType;
 use super::proto::value::Value as Stored;
 use super::proto::value_type::Type;
-use super::{live, proto};
+use super::{Place, live, proto};
 use crate::error::Fault;
-
-/// Gives the new file and offset for those of a reference.
-type Place<'a> = dyn FnMut(&str, u64) -> Result<(String, u64), Fault> + 'a;
 
 pub(super) fn model(model: &mut proto::Model, place: &mut Place<'_>) -> Result<(), Fault> {
     let pipeline = match &mut model.r#type {
