@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use tracing_subscriber::EnvFilter;
 
-use super::sys;
+use super::{mounts, sys};
 use crate::error::{AtPath, Error, Result};
 
 /// Set in the environment of the detached process.
@@ -148,9 +148,9 @@ pub fn usual_log(mountpoint: &Path) -> PathBuf {
 
 /// A path as one file name, the way systemd names mount units: "/mnt/my w" is "mnt-my\x20w".
 fn escaped(path: &Path) -> String {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let path = mounts::canonical(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned());
     let mut name = String::new();
-    for &byte in path.as_os_str().as_bytes().trim_ascii_end() {
+    for &byte in path.as_os_str().as_bytes() {
         match byte {
             b'/' => name.push('-'),
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b':' | b'_' | b'.' => name.push(char::from(byte)),

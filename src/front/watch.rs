@@ -59,13 +59,14 @@ impl Drop for Watch {
 fn keep_up(vfs: &Vfs, directory: &Path, news: &Sender<News>, heard: &Receiver<News>) {
     let mut watcher = None;
     let mut told = false;
+    let mut trouble = None;
     loop {
         match &watcher {
             Some((_, watched)) if identity(directory).ok() == Some(*watched) => {}
             _ => {
                 watcher = watch(directory, news.clone());
                 // A model may have come before the watch was set.
-                refresh(vfs);
+                refresh(vfs, &mut trouble);
             }
         }
         if watcher.is_none() && !std::mem::replace(&mut told, true) {
@@ -77,8 +78,8 @@ fn keep_up(vfs: &Vfs, directory: &Path, news: &Sender<News>, heard: &Receiver<Ne
             None => heard.recv_timeout(POLL),
         };
         match first {
-            Ok(News::Changed) if settled(heard) => refresh(vfs),
-            Err(RecvTimeoutError::Timeout) => refresh(vfs),
+            Ok(News::Changed) if settled(heard) => refresh(vfs, &mut trouble),
+            Err(RecvTimeoutError::Timeout) => refresh(vfs, &mut trouble),
             _ => return,
         }
     }
@@ -123,12 +124,21 @@ fn identity(directory: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(directory).map(|found| (found.dev(), found.ino()))
 }
 
-fn refresh(vfs: &Vfs) {
-    match vfs.refresh() {
-        Ok(true) => tracing::info!("the models of the store have changed"),
-        Ok(false) => {}
-        Err(error) => tracing::error!("models are shown as they were: {error}"),
+/// Brings `vfs` up to date; a `trouble` that lasts is logged once.
+fn refresh(vfs: &Vfs, trouble: &mut Option<String>) {
+    let now = match vfs.refresh() {
+        Ok(changed) => {
+            if changed || trouble.is_some() {
+                tracing::info!("the models of the store have changed");
+            }
+            None
+        }
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(words) = now.as_ref().filter(|_| now != *trouble) {
+        tracing::error!("models are shown as they were: {words}");
     }
+    *trouble = now;
 }
 
 #[cfg(test)]
