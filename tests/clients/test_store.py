@@ -1,0 +1,196 @@
+"""What the store holds, and the commands that look at it and change it."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+import models as made
+import readers
+from harness import BINARY, Mount, digest, eventually, run
+
+
+def distinct_bytes(world) -> int:
+    """Tensor bytes and small files of everything imported, equal ones counted once."""
+    tensors, files = {}, {}
+    for sources in world.sources.values():
+        for path in (p for source in sources for p in source.rglob("*") if p.is_file()):
+            if path.suffix == ".safetensors":
+                found = readers.safetensors(path)
+            elif path.name == "weight.bin":
+                found = readers.milblob(path)
+            else:
+                files[digest(path)] = path.stat().st_size
+                continue
+            for tensor in found.values():
+                tensors[tensor.dtype, tensor.digest()] = len(tensor.data)
+    return sum(tensors.values()) + sum(files.values())
+
+
+def test_the_store_is_no_larger_than_what_is_distinct_in_it(world):
+    """The blobs of nine imports are the distinct tensors and small files plus 0.1%."""
+    assert sum(world.store.blobs().values()) <= distinct_bytes(world) * 1.001
+
+
+def test_importing_the_same_again_adds_nothing(small, models):
+    before, listing = small.blobs(), small.listing()
+    answer = small.add(models / "tiny-llama", name="tiny-llama")
+    assert answer["added"]["tensors"] == answer["added"]["files"] == answer["added"]["bytes"] == 0
+    assert answer["present"]["tensors"] == len(made.llama_shapes())
+    assert small.blobs() == before
+    assert small.listing().keys() == listing.keys()
+
+
+def test_a_second_name_adds_no_tensor(small, models):
+    answer = small.add(made.hub_snapshot(models), name="org/copy:v2")
+    assert answer["added"]["tensors"] == 0
+    assert answer["present"]["bytes"] > 0
+
+
+def test_import_says_what_it_added(store, models):
+    answer = store.add(models / "tiny-llama", name="tiny-llama")
+    assert "tiny-llama" in answer["model"]
+    assert answer["added"]["tensors"] == len(made.llama_shapes())
+    assert answer["present"]["tensors"] == 0
+
+
+def test_blobs_are_named_by_their_sha256_and_read_only(small):
+    for path in (small.path / "blobs").iterdir():
+        assert path.name == "sha256-" + digest(path)
+        assert path.stat().st_mode & 0o777 == 0o444
+
+
+def test_ls_lists_models_with_path_tensors_and_bytes(world):
+    listed = {m["path"]: m for m in world.store.json("ls")}
+    assert listed.keys() == world.sources.keys()
+    expected = readers.safetensors_dir(world.models / "tiny-llama")
+    for path in ("tiny-llama/latest", "org/tiny-llama/hub"):
+        assert listed[path]["tensors"] == len(expected)
+        assert listed[path]["bytes"] >= sum(len(t.data) for t in expected.values())
+
+
+def test_show_names_every_tensor_file_program_and_layout(world):
+    shown = world.store.json("show", "minilm")
+    tensors = {t["name"]: t for t in shown["tensors"]}
+    for name, tensor in readers.safetensors_dir(world.models / "minilm").items():
+        found = tensors[name]
+        assert (found["dtype"], tuple(found["shape"]), found["bytes"]) == (tensor.dtype, tensor.shape, len(tensor.data))
+        assert found["digest"].startswith("sha256:")
+    files = {f["name"]: f for f in shown["files"]}
+    source = world.models / "minilm/tokenizer.json"
+    assert files["tokenizer.json"]["bytes"] == source.stat().st_size
+    assert files["tokenizer.json"]["digest"] == "sha256:" + digest(source)
+    assert len(shown["programs"]) == 4
+    assert {"amb", "coreml", "ollama", "safetensors", "original"} <= shown["layouts"].keys()
+
+
+def test_show_of_an_unknown_model_fails(small):
+    done = small.run("show", "nobody", check=False)
+    assert done.returncode == 1 and b"nobody" in done.stderr
+
+
+def test_verify_finds_nothing_wrong_with_a_whole_store(small):
+    answer = small.json("verify")
+    assert answer["damaged"] == []
+    assert answer["blobs"] == len(small.blobs())
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "missing"])
+def test_verify_names_the_blob_and_every_model_that_it_hurts(small, models, damage):
+    small.add(made.hub_snapshot(models), name="org/copy:v2")
+    name = max(small.blobs().items(), key=lambda item: item[1])[0]
+    path = small.path / "blobs" / name
+    if damage == "flipped":
+        flip(path)
+    elif damage == "short":
+        os.truncate(path, path.stat().st_size - 1)
+    else:
+        path.unlink()
+    answer = small.json("verify", code=1)
+    assert [d["digest"] for d in answer["damaged"]] == [name.replace("-", ":")]
+    hurt = answer["damaged"][0]["models"]
+    assert len(hurt) == 2 and "tiny-llama" in " ".join(hurt) and "org/copy" in " ".join(hurt)
+    assert answer["damaged"][0]["fault"]
+
+
+def test_gc_frees_what_only_the_removed_model_had(small, models, tmp_path):
+    alone = tmp_path / "alone.mlpackage"
+    small.add(models / "inline.mlpackage", name="extra")
+    small.add(made.hub_snapshot(models), name="org/copy:v2")
+    before = small.blobs()
+    assert small.json("gc") == {"removed": 0, "bytes": 0}
+    small.run("rm", "tiny-llama")
+    small.run("rm", "mixed")
+    assert small.blobs() == before, "rm alone frees nothing"
+    answer = small.json("gc")
+    after = small.blobs()
+    assert answer["removed"] == len(before) - len(after) > 0
+    assert answer["bytes"] == sum(before.values()) - sum(after.values())
+    assert small.json("verify")["damaged"] == []
+    small.run("export", "safetensors/org/copy/v2", alone)
+    assert readers.safetensors_dir(alone) == readers.safetensors_dir(models / "tiny-llama")
+    assert small.json("gc")["removed"] == 0
+
+
+def test_rm_of_an_unknown_model_fails_and_changes_nothing(small):
+    before = small.listing()
+    done = small.run("rm", "nobody", check=False)
+    assert done.returncode == 1 and b"nobody" in done.stderr
+    assert small.listing() == before
+
+
+def test_status_lists_the_mount(mounted):
+    answer = mounted.store.json("status")
+    assert str(mounted.at) in str(answer)
+
+
+def test_a_read_only_store_mounts_and_reads(small, models, tmp_path):
+    """The store on a read-only bind mount."""
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", small.path, bound], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", bound], check=True)
+        with Mount(type(small)(bound), tmp_path / "mnt") as mount:
+            shown = readers.safetensors_dir(mount / "safetensors/tiny-llama/latest")
+            assert shown == readers.safetensors_dir(models / "tiny-llama")
+    finally:
+        subprocess.run(["umount", bound], check=True)
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "umount", "wmount umount"])
+def test_the_foreground_ends_cleanly(small, tmp_path, end):
+    """-f stays until a signal or an unmount, and leaves no mount behind."""
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    process = subprocess.Popen([BINARY, "-f", small.path, mnt])
+    try:
+        assert eventually(lambda: (mnt / ".wmount/status.json").exists())
+        assert process.poll() is None
+        if end.startswith("SIG"):
+            process.send_signal(getattr(signal, end))
+        elif end == "umount":
+            subprocess.run(["umount", mnt], check=True)
+        else:
+            run("umount", mnt)
+        assert process.wait(timeout=20) == 0
+        assert not os.path.ismount(mnt)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if os.path.ismount(mnt):
+            subprocess.run(["umount", "-l", mnt], check=True)
+
+
+def test_the_demo_runs_once(tmp_path):
+    done = run("demo", "--once", timeout=120)
+    assert b"weight.bin" in done.stdout
