@@ -41,8 +41,8 @@ def blob_offsets(message) -> list[int]:
         if field.message_type.GetOptions().map_entry:
             if field.message_type.fields_by_name["value"].message_type is None:
                 continue
-            value = value.values()
-        elif not hasattr(value, "__iter__"):
+            value = [value[key] for key in sorted(value)]
+        elif hasattr(value, "DESCRIPTOR"):
             value = [value]
         for part in value:
             found += blob_offsets(part)
