@@ -64,7 +64,7 @@ class Mount:
     def __exit__(self, *_):
         done = run("umount", self.at, check=False, timeout=60)
         if os.path.ismount(self.at):
-            subprocess.run(["umount", "-l", self.at], check=False)
+            unmount(self.at, lazy=True)
             raise AssertionError(f"still mounted: {done.stderr.decode()}")
         assert done.returncode == 0, done.stderr.decode()
 
@@ -79,6 +79,12 @@ def run(*args, check=True, timeout=300) -> subprocess.CompletedProcess:
     if check and done.returncode != 0:
         raise AssertionError(f"wmount {' '.join(args)}: exit {done.returncode}: {done.stderr.decode()}")
     return done
+
+
+def unmount(at: Path, lazy=False):
+    """Unmounts with the system's own command."""
+    tool = ["umount", *(["-l"] if lazy else [])] if os.geteuid() == 0 else ["fusermount3", "-u", *(["-z"] if lazy else [])]
+    subprocess.run([*tool, str(at)], check=not lazy)
 
 
 def digest(path: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import models as made
 import readers
-from harness import BINARY, Mount, digest, eventually, run
+from harness import BINARY, Mount, Store, digest, eventually, run, unmount
 
 
 def distinct_bytes(world) -> int:
@@ -152,18 +152,29 @@ def test_status_lists_the_mount(mounted):
     assert str(mounted.at) in str(answer)
 
 
-def test_a_read_only_store_mounts_and_reads(small, models, tmp_path):
-    """The store on a read-only bind mount."""
-    bound = tmp_path / "bound"
-    bound.mkdir()
-    subprocess.run(["mount", "--bind", small.path, bound], check=True)
-    try:
+@pytest.fixture
+def read_only(small, tmp_path):
+    """The small store where nothing can be written: on a read-only bind mount, or for users without write permission."""
+    if os.geteuid() == 0:
+        bound = tmp_path / "bound"
+        bound.mkdir()
+        subprocess.run(["mount", "--bind", small.path, bound], check=True)
         subprocess.run(["mount", "-o", "remount,bind,ro", bound], check=True)
-        with Mount(type(small)(bound), tmp_path / "mnt") as mount:
-            shown = readers.safetensors_dir(mount / "safetensors/tiny-llama/latest")
-            assert shown == readers.safetensors_dir(models / "tiny-llama")
-    finally:
+        yield Store(bound)
         subprocess.run(["umount", bound], check=True)
+        return
+    directories = [small.path, *(p for p in small.path.rglob("*") if p.is_dir())]
+    for directory in directories:
+        directory.chmod(0o555)
+    yield small
+    for directory in directories:
+        directory.chmod(0o755)
+
+
+def test_a_read_only_store_mounts_and_reads(read_only, models, tmp_path):
+    with Mount(read_only, tmp_path / "mnt") as mount:
+        shown = readers.safetensors_dir(mount / "safetensors/tiny-llama/latest")
+        assert shown == readers.safetensors_dir(models / "tiny-llama")
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "umount", "wmount umount"])
@@ -178,7 +189,7 @@ def test_the_foreground_ends_cleanly(small, tmp_path, end):
         if end.startswith("SIG"):
             process.send_signal(getattr(signal, end))
         elif end == "umount":
-            subprocess.run(["umount", mnt], check=True)
+            unmount(mnt)
         else:
             run("umount", mnt)
         assert process.wait(timeout=20) == 0
@@ -188,7 +199,7 @@ def test_the_foreground_ends_cleanly(small, tmp_path, end):
             process.kill()
             process.wait()
         if os.path.ismount(mnt):
-            subprocess.run(["umount", "-l", mnt], check=True)
+            unmount(mnt, lazy=True)
 
 
 def test_the_demo_runs_once(tmp_path):

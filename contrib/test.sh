@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs what the tests need on Debian or Ubuntu, builds, and runs all of them.
+#   contrib/test.sh [arguments for pytest]
+set -eu
+. "$(dirname -- "$0")/lib.sh"
+
+fuse
+tool fusermount3 fuse3 # the tests mount as an ordinary user, too
+rust rustfmt clippy
+venv
+cd "$root"
+
+failed=
+step() {
+    say "$*"
+    "$@" || failed="$failed
+  $*"
+}
+
+cargo build --release
+step cargo fmt --check
+step cargo clippy --all-targets -- -D warnings
+step env RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --quiet
+step cargo test
+step env WMOUNT="$binary" timeout 1800 .venv/bin/python -m pytest -q tests/clients "$@"
+
+[ -z "$failed" ] || die "failed:$failed"
+say "all passed"
