@@ -50,7 +50,10 @@ class Store:
 
 
 class Mount:
-    """A store mounted at a directory; a context manager."""
+    """A store mounted at a directory; a context manager.
+
+    The command's output is read to its end, so a daemon that kept it open would be noticed.
+    """
 
     def __init__(self, store: Store, at: Path):
         self.store, self.at = store, at
@@ -83,7 +86,10 @@ def run(*args, check=True, timeout=300) -> subprocess.CompletedProcess:
 
 def unmount(at: Path, lazy=False):
     """Unmounts with the system's own command."""
-    tool = ["umount", *(["-l"] if lazy else [])] if os.geteuid() == 0 else ["fusermount3", "-u", *(["-z"] if lazy else [])]
+    root = os.geteuid() == 0
+    tool = ["umount"] if root else ["fusermount3", "-u"]
+    if lazy:
+        tool.append("-l" if root else "-z")
     subprocess.run([*tool, str(at)], check=not lazy)
 
 

@@ -161,7 +161,8 @@ def test_a_broken_package_among_good_ones_adds_nothing(small, before, models, tm
 
 
 @pytest.mark.parametrize(
-    "name", ["", "..", "../up", "a b", ".hidden", "a/b/c/d", "x:", ":tag", "x:y:z", "x/", "n" * 81, "x:" + "t" * 81, "a\nb"]
+    "name",
+    ["", "..", "../up", "a b", ".hidden", "a/b/c/d", "x:", ":tag", "x:y:z", "x/", "n" * 81, "x:" + "t" * 81, "a\nb"],
 )
 def test_a_name_that_is_no_name(small, before, models, name):
     done = small.run("import", models / "inline.mlpackage", f"--name={name}", check=False)
@@ -169,7 +170,7 @@ def test_a_name_that_is_no_name(small, before, models, name):
 
 
 SPECIAL = {
-    "fifo": lambda p: os.mkfifo(p),
+    "fifo": os.mkfifo,
     "self-link": lambda p: p.symlink_to(p.name),
     "dangling": lambda p: p.symlink_to("nothing-there"),
     "device": lambda p: p.symlink_to("/dev/zero"),

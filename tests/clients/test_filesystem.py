@@ -288,7 +288,7 @@ def test_damage_is_eio_and_hurts_only_what_touches_it(small, tmp_path):
 
 def test_a_model_imported_while_mounted_appears(mounted, models):
     mounted.store.add(models / "inline.mlpackage", name="later")
-    assert eventually(lambda: (mounted / "coreml/later/latest/inline.mlpackage/Manifest.json").exists())
+    assert eventually((mounted / "coreml/later/latest/inline.mlpackage/Manifest.json").exists)
     assert "later" in os.listdir(mounted / "coreml")
 
 

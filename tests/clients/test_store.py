@@ -154,7 +154,7 @@ def test_status_lists_the_mount(mounted):
 
 @pytest.fixture
 def read_only(small, tmp_path):
-    """The small store where nothing can be written: on a read-only bind mount, or for users without write permission."""
+    """The small store that cannot be written: on a read-only bind mount or, for users, without the permission."""
     if os.geteuid() == 0:
         bound = tmp_path / "bound"
         bound.mkdir()
@@ -184,7 +184,7 @@ def test_the_foreground_ends_cleanly(small, tmp_path, end):
     mnt.mkdir()
     process = subprocess.Popen([BINARY, "-f", small.path, mnt])
     try:
-        assert eventually(lambda: (mnt / ".wmount/status.json").exists())
+        assert eventually((mnt / ".wmount/status.json").exists)
         assert process.poll() is None
         if end.startswith("SIG"):
             process.send_signal(getattr(signal, end))
