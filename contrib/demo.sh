@@ -2,10 +2,11 @@
 # Installs what is missing on Debian or Ubuntu, builds, and runs the demonstration.
 #   contrib/demo.sh [--once]
 set -eu
+# shellcheck source=contrib/lib.sh
 . "$(dirname -- "$0")/lib.sh"
 
 fuse
-rust
+rust # shellcheck disable=SC2119
 cd "$root"
 cargo build --release --quiet
 exec "$binary" demo "$@"

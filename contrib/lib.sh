@@ -2,6 +2,7 @@
 # shellcheck shell=sh
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+# shellcheck disable=SC2034 # for the scripts
 binary=${CARGO_TARGET_DIR:-$root/target}/release/wmount
 
 say() { printf '== %s\n' "$*"; }

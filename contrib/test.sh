@@ -2,6 +2,7 @@
 # Installs what the tests need on Debian or Ubuntu, builds, and runs all of them.
 #   contrib/test.sh [arguments for pytest]
 set -eu
+# shellcheck source=contrib/lib.sh
 . "$(dirname -- "$0")/lib.sh"
 
 fuse
