@@ -6,7 +6,8 @@ set -eu
 . "$(dirname -- "$0")/lib.sh"
 
 fuse
-rust # shellcheck disable=SC2119
+# shellcheck disable=SC2119
+rust
 cd "$root"
 cargo build --release --quiet
 exec "$binary" demo "$@"
