@@ -124,6 +124,17 @@ impl ExtentMap {
         Some(())
     }
 
+    /// Appends all extents of another map.
+    pub fn append(&mut self, other: &ExtentMap) {
+        for extent in other.extents() {
+            match extent.bytes {
+                ExtentBytes::Inline(bytes) => self.push_inline(bytes),
+                ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset), extent.len),
+                ExtentBytes::Zeros => self.push_zeros(extent.len),
+            }
+        }
+    }
+
     /// Appends zeros up to the next multiple of `alignment` bytes.
     pub fn align(&mut self, alignment: u64) {
         self.push_zeros(self.size.next_multiple_of(alignment) - self.size);

@@ -3,9 +3,13 @@
 //! No I/O, no store and no kernel here. A parser sees a container through [`Bytes`], does its arithmetic checked,
 //! allocates nothing from a count it has not held against the length, and never panics.
 
+pub mod amb;
 pub mod milblob;
 pub mod mlpackage;
 pub mod mlprogram;
+pub mod ollama;
+pub mod recipe;
+pub mod safetensors;
 
 use std::borrow::Cow;
 

@@ -1,0 +1,32 @@
+//! `wmount cat TREE-PATH`.
+
+use std::io::{self, Write};
+
+use super::StoreArgs;
+use super::export::for_each_chunk;
+use crate::error::{AtPath, Result};
+
+/// Print a file of the tree without a mount
+#[derive(Debug, clap::Args)]
+pub struct CatArgs {
+    /// Path below the mountpoint, such as safetensors/llama/latest/config.json
+    #[arg(value_name = "TREE-PATH")]
+    path: String,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+pub(super) fn run(args: &CatArgs) -> Result<()> {
+    let vfs = super::tree_of(&args.store.path()?)?;
+    let attr = vfs.resolve(&args.path)?;
+    let mut stdout = io::stdout().lock();
+    let mut gone = false;
+    for_each_chunk(&vfs, &attr, |chunk| match stdout.write_all(chunk) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            gone = true;
+            Ok(false)
+        }
+        outcome => outcome.at("stdout").map(|()| true),
+    })?;
+    if gone { Ok(()) } else { stdout.flush().at("stdout") }
+}

@@ -1,0 +1,113 @@
+//! `wmount export TREE-PATH DEST`.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::StoreArgs;
+use super::output::{Bar, count, print, print_json, size};
+use crate::error::{AtPath, Error, Result};
+use crate::store::import::Progress;
+use crate::vfs::{Attr, Kind, Vfs};
+
+/// Write a file or directory of the tree as plain files, without a mount
+#[derive(Debug, clap::Args)]
+pub struct ExportArgs {
+    /// Path below the mountpoint, such as coreml/bert/latest
+    #[arg(value_name = "TREE-PATH")]
+    path: String,
+    /// Where to write; must not exist
+    dest: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+pub(super) fn run(args: &ExportArgs) -> Result<()> {
+    let vfs = super::tree_of(&args.store.path()?)?;
+    let attr = vfs.resolve(&args.path)?;
+    if fs::symlink_metadata(&args.dest).is_ok() {
+        return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
+    }
+    let mut export = Export { vfs: &vfs, bar: Bar::new("exporting"), links: HashMap::new(), files: 0, bytes: 0 };
+    export.bar.begin(export.total(&attr)?);
+    let outcome = export.branch(&attr, &args.dest);
+    export.bar.finish();
+    if let Err(error) = outcome {
+        // What is half there would look like a model.
+        let _ = if attr.kind == Kind::Dir { fs::remove_dir_all(&args.dest) } else { fs::remove_file(&args.dest) };
+        return Err(error);
+    }
+    if args.json {
+        return print_json(&json!({"path": args.dest, "files": export.files, "bytes": export.bytes}));
+    }
+    print(&format!("{}: {}, {}\n", args.dest.display(), count(export.files, "file"), size(export.bytes)))
+}
+
+struct Export<'a> {
+    vfs: &'a Vfs,
+    bar: Bar,
+    /// Where inodes with several names were written first.
+    links: HashMap<u64, PathBuf>,
+    files: u64,
+    bytes: u64,
+}
+
+impl Export<'_> {
+    fn total(&self, attr: &Attr) -> Result<u64> {
+        if attr.kind == Kind::File {
+            return Ok(attr.size);
+        }
+        let children = self.vfs.entries(attr.ino)?.children;
+        children.iter().map(|child| self.total(&self.vfs.lookup(attr.ino, &child.name)?)).sum()
+    }
+
+    fn branch(&mut self, attr: &Attr, dest: &Path) -> Result<()> {
+        match attr.kind {
+            Kind::File => self.file(attr, dest)?,
+            Kind::Dir => {
+                fs::create_dir(dest).at(dest)?;
+                for child in self.vfs.entries(attr.ino)?.children.iter() {
+                    self.branch(&self.vfs.lookup(attr.ino, &child.name)?, &dest.join(&*child.name))?;
+                }
+            }
+        }
+        File::open(dest).and_then(|file| file.set_modified(attr.mtime)).at(dest)
+    }
+
+    fn file(&mut self, attr: &Attr, dest: &Path) -> Result<()> {
+        self.files += 1;
+        if let Some(first) = self.links.get(&attr.ino) {
+            self.bar.advance(attr.size);
+            return fs::hard_link(first, dest).at(dest);
+        }
+        let mut file = File::create_new(dest).at(dest)?;
+        for_each_chunk(self.vfs, attr, |chunk| {
+            self.bar.advance(chunk.len() as u64);
+            self.bytes += chunk.len() as u64;
+            file.write_all(chunk).at(dest).map(|()| true)
+        })?;
+        if attr.nlink > 1 {
+            self.links.insert(attr.ino, dest.to_owned());
+        }
+        file.sync_all().at(dest)
+    }
+}
+
+/// Reads a file from its start, chunk by chunk, until `each` answers `false`.
+pub(super) fn for_each_chunk(vfs: &Vfs, attr: &Attr, mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<()> {
+    let mut buf = vec![0; 1 << 20];
+    let mut offset = 0;
+    loop {
+        let len = vfs.read(attr.ino, offset, &mut buf)?;
+        if len == 0 || !each(&buf[..len])? {
+            return Ok(());
+        }
+        offset += len as u64;
+    }
+}

@@ -1,0 +1,59 @@
+//! `wmount ls`.
+
+use serde_json::{Value, json};
+
+use super::StoreArgs;
+use super::output::{print, print_json, size, table};
+use crate::error::Result;
+use crate::model::SourceKind;
+use crate::store::{Found, Store};
+
+/// List the models of the store
+#[derive(Debug, clap::Args)]
+pub struct LsArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+pub(super) fn run(args: &LsArgs) -> Result<()> {
+    let store = args.store.open()?;
+    let models: Vec<Value> = store.find()?.iter().map(|found| describe(&store, found)).collect();
+    if args.json {
+        return print_json(&models);
+    }
+    let mut rows = vec![["MODEL", "TENSORS", "SHAPES", "SIZE", ""].map(String::from).to_vec()];
+    rows.extend(models.iter().map(|model| {
+        let number = |key: &str| model[key].as_u64().unwrap_or(0);
+        let fault = model["damaged"].as_str().map(|fault| format!("damaged: {fault}")).unwrap_or_default();
+        let name = model["model"].as_str().unwrap_or_default().to_owned();
+        vec![name, number("tensors").to_string(), number("programs").to_string(), size(number("bytes")), fault]
+    }));
+    print(&table(&rows, &[1, 2, 3]))
+}
+
+fn describe(store: &Store, found: &Found) -> Value {
+    let path = found.name.tree_path();
+    match store.load(found) {
+        Ok(model) => {
+            let tensors = model.tensors.len() + model.other_tensors.len();
+            let programs = model.sources(SourceKind::Mlpackage).count();
+            let mut blobs = std::collections::HashMap::new();
+            let all = model.tensors.iter().chain(&model.other_tensors).map(|tensor| (tensor.blob, tensor.blob_len));
+            blobs.extend(all.chain(model.files.iter().map(|file| (file.blob, file.len))));
+            let missing = blobs.keys().find(|digest| !store.blob_path(digest).is_file());
+            json!({
+                "model": found.name.to_string(),
+                "path": path,
+                "tensors": tensors,
+                "programs": programs,
+                "files": model.files.len(),
+                "bytes": blobs.values().sum::<u64>(),
+                "damaged": missing.map(|digest| format!("blob {digest} is missing")),
+            })
+        }
+        Err(error) => json!({"model": found.name.to_string(), "path": path, "damaged": error.to_string()}),
+    }
+}

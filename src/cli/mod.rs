@@ -1,0 +1,147 @@
+//! The command: one file per verb, each turning arguments into a library call and its result into text or JSON.
+//!
+//! Exit status: 0, 1 for a failure, 2 for misuse.
+
+mod cat;
+mod completions;
+mod demo;
+mod export;
+mod gc;
+mod import;
+mod ls;
+mod mount;
+mod output;
+mod rm;
+mod show;
+mod status;
+mod umount;
+mod verify;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::error::{Error, Result};
+use crate::model::ModelName;
+use crate::store::{Found, Store};
+use crate::vfs::Vfs;
+
+/// One stored set of model tensors, mounted as every layout that loaders want
+#[derive(Debug, Parser)]
+#[command(name = "wmount", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(override_usage = "wmount [OPTIONS] STORE MOUNTPOINT\n       wmount [--store DIR] COMMAND ...")]
+struct Cli {
+    #[command(flatten)]
+    mount: Option<mount::MountArgs>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// Where the store is.
+#[derive(Debug, Clone, Args)]
+pub struct StoreArgs {
+    /// The store [default: ~/models]
+    #[arg(short, long, env = "WMOUNT_STORE", value_name = "DIR", global = true)]
+    store: Option<PathBuf>,
+}
+
+impl StoreArgs {
+    fn path(&self) -> Result<PathBuf> {
+        match (&self.store, std::env::home_dir()) {
+            (Some(store), _) => Ok(store.clone()),
+            (None, Some(home)) => Ok(home.join("models")),
+            (None, None) => Err(Error::Invalid("there is no home directory: say where the store is with -s".into())),
+        }
+    }
+
+    fn open(&self) -> Result<Store> {
+        Store::open(self.path()?)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Import(import::ImportArgs),
+    Ls(ls::LsArgs),
+    Show(show::ShowArgs),
+    Cat(cat::CatArgs),
+    Export(export::ExportArgs),
+    Verify(verify::VerifyArgs),
+    Rm(rm::RmArgs),
+    Gc(gc::GcArgs),
+    Umount(umount::UmountArgs),
+    Status(status::StatusArgs),
+    Demo(demo::DemoArgs),
+    Completions(completions::CompletionsArgs),
+}
+
+/// Runs the command that the process was started with.
+pub fn main() -> ExitCode {
+    let matches = with_store_first(std::env::args_os());
+    let cli = Cli::parse_from(matches);
+    let is_mount = cli.command.is_none();
+    if !is_mount {
+        crate::front::daemon::log_to_stderr();
+    }
+    let outcome = match cli.command {
+        Some(command) => command.run(),
+        None => {
+            let args = cli.mount.expect("clap demands STORE and MOUNTPOINT where there is no command");
+            mount::run(&args, |store| Ok(Arc::new(Vfs::new(Arc::new(Store::open(store)?))?)))
+                .map(|()| ExitCode::SUCCESS)
+        }
+    };
+    outcome.unwrap_or_else(|error| {
+        output::complain(&error);
+        ExitCode::FAILURE
+    })
+}
+
+/// Moves `-s DIR` and `--store DIR` from before the command to behind it, where clap looks for it: the arguments of
+/// mounting, which has no such option, come first in its grammar.
+fn with_store_first(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    let mut args: Vec<_> = args.collect();
+    let text = |arg: Option<&std::ffi::OsString>| arg.map(|arg| arg.to_string_lossy().into_owned());
+    let taken = match text(args.get(1)).as_deref() {
+        Some("-s" | "--store") => 2,
+        Some(arg) if arg.starts_with("--store=") || (arg.starts_with("-s") && arg.len() > 2) => 1,
+        _ => 0,
+    };
+    if taken > 0 && args.len() > 1 + taken {
+        let option: Vec<_> = args.drain(1..1 + taken).collect();
+        args.splice(2..2, option);
+    }
+    args
+}
+
+impl Command {
+    fn run(self) -> Result<ExitCode> {
+        let done = |outcome: Result<()>| outcome.map(|()| ExitCode::SUCCESS);
+        match self {
+            Command::Import(args) => import::run(&args),
+            Command::Ls(args) => done(ls::run(&args)),
+            Command::Show(args) => done(show::run(&args)),
+            Command::Cat(args) => done(cat::run(&args)),
+            Command::Export(args) => done(export::run(&args)),
+            Command::Verify(args) => verify::run(&args),
+            Command::Rm(args) => done(rm::run(&args)),
+            Command::Gc(args) => done(gc::run(&args)),
+            Command::Umount(args) => done(umount::run(&args)),
+            Command::Status(args) => done(status::run(&args)),
+            Command::Demo(args) => done(demo::run(&args)),
+            Command::Completions(args) => done(completions::run(&args)),
+        }
+    }
+}
+
+/// The manifests of the named models, or of all.
+fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
+    if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_one(name)).collect() }
+}
+
+/// The tree of a store without a mount.
+fn tree_of(store: &Path) -> Result<Vfs> {
+    Vfs::new(Arc::new(Store::open(store)?))
+}

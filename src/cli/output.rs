@@ -1,0 +1,112 @@
+//! Text for people: sizes, tables, errors; JSON for programs.
+
+use std::io::{self, IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::error::{AtPath, Error, Result};
+
+/// Prints text to stdout. A reader that has gone away is no error.
+pub fn print(text: &str) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.at("stdout"),
+    }
+}
+
+/// Prints a value as JSON.
+pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).expect("what is printed is plain data");
+    print(&(text + "\n"))
+}
+
+/// Prints an error as one line on stderr.
+pub fn complain(error: &Error) {
+    let line = error.to_string().replace('\n', " ");
+    let _ = writeln!(io::stderr(), "wmount: {line}");
+}
+
+/// A size as people read it: `86.7 MiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// A number with its noun: `1 tensor`, `2 tensors`.
+pub fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Columns of text, each as wide as its widest cell; numbers and sizes stand to the right.
+pub fn table(rows: &[Vec<String>], right: &[usize]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row: &Vec<String>| Some(row.get(column)?.chars().count())).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().enumerate().map(|(column, cell)| match right.contains(&column) {
+            true => format!("{cell:>width$}", width = widths[column]),
+            false => format!("{cell:<width$}", width = widths[column]),
+        });
+        text += cells.collect::<Vec<_>>().join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// A progress bar over bytes; drawn only on a terminal, and only if the work takes more than a moment.
+#[derive(Debug)]
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar that knows its length later.
+    pub fn new(what: &'static str) -> Bar {
+        let target =
+            if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(None, target);
+        let style = "{msg} {bar:32} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+        bar.set_style(ProgressStyle::with_template(style).expect("the template is fixed"));
+        bar.set_message(what);
+        Bar(bar)
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl crate::store::import::Progress for Bar {
+    fn begin(&self, total: u64) {
+        self.0.set_length(total);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 20, "1.0 MiB"), (90868376, "86.7 MiB")]
+        {
+            assert_eq!(size(bytes), text);
+        }
+        assert_eq!(size(u64::MAX), "16.0 EiB");
+    }
+}

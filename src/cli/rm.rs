@@ -1,0 +1,35 @@
+//! `wmount rm MODEL...`.
+
+use serde_json::json;
+
+use super::StoreArgs;
+use super::output::{print, print_json};
+use crate::error::Result;
+use crate::model::ModelName;
+
+/// Remove models; their blobs stay until `wmount gc`
+#[derive(Debug, clap::Args)]
+pub struct RmArgs {
+    /// The models
+    #[arg(required = true)]
+    models: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+pub(super) fn run(args: &RmArgs) -> Result<()> {
+    let names = args.models.iter().map(|name| name.parse()).collect::<Result<Vec<ModelName>>>()?;
+    let store = args.store.open()?;
+    // One that is not there must not leave the others half done.
+    names.iter().try_for_each(|name| store.find_one(name).map(drop))?;
+    names.iter().try_for_each(|name| store.remove(name))?;
+    let removed: Vec<String> = names.iter().map(ToString::to_string).collect();
+    if args.json {
+        print_json(&json!({"removed": removed}))
+    } else {
+        print(&format!("removed {}\n", removed.join(", ")))
+    }
+}

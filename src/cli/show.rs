@@ -1,0 +1,99 @@
+//! `wmount show MODEL`.
+
+use serde_json::{Map, Value, json};
+
+use super::StoreArgs;
+use super::output::{print, print_json, size, table};
+use crate::error::Result;
+use crate::layout;
+use crate::model::{Model, ModelName, SourceKind};
+use crate::tree::Tree;
+
+/// Show a model: its tensors, files and shapes, and in which layouts it appears or why not
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG]
+    model: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+pub(super) fn run(args: &ShowArgs) -> Result<()> {
+    let name: ModelName = args.model.parse()?;
+    let store = std::sync::Arc::new(args.store.open()?);
+    let model = store.load(&store.find_one(&name)?)?;
+    // Only the whole tree knows the path of a model whose short one another model has.
+    let tree = Tree::new(&store, store.find()?, None);
+    let entry = tree.entries().iter().find(|entry| entry.found.name == name);
+    let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
+    let description = describe(&model, &path);
+    if args.json { print_json(&description) } else { print(&text(&description)) }
+}
+
+fn describe(model: &Model, path: &str) -> Value {
+    let tensors: Vec<Value> = [&model.tensors, &model.other_tensors]
+        .into_iter()
+        .flatten()
+        .map(|tensor| {
+            json!({"name": tensor.name, "dtype": tensor.dtype.name(), "shape": tensor.shape, "bytes": tensor.len,
+                "digest": tensor.blob})
+        })
+        .collect();
+    let file = |file: &crate::model::SmallFile| json!({"name": file.path, "bytes": file.len, "digest": file.blob});
+    let source = |source: &crate::model::Source| {
+        let bytes: u64 = source.files.iter().map(|file| file.content.size()).sum();
+        json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
+    };
+    let programs = model.sources(SourceKind::Mlpackage).map(|source| json!(source.name)).collect::<Vec<_>>();
+    let layouts = layout::all().into_iter().map(|layout| {
+        let shown = match layout.expresses(model) {
+            Err(reason) => json!({"shown": false, "reason": reason}),
+            Ok(()) => {
+                let anchor = layout.anchors(&model.name, path).swap_remove(0);
+                json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
+            }
+        };
+        (layout.name().to_owned(), shown)
+    });
+    json!({
+        "model": model.name.to_string(),
+        "path": path,
+        "sources": model.sources.iter().map(source).collect::<Vec<_>>(),
+        "programs": programs,
+        "layouts": layouts.collect::<Map<_, _>>(),
+        "files": model.files.iter().map(file).collect::<Vec<_>>(),
+        "tensors": tensors,
+    })
+}
+
+fn text(model: &Value) -> String {
+    let list = |key: &str| model[key].as_array().cloned().unwrap_or_default();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let bytes = |value: &Value| size(value["bytes"].as_u64().unwrap_or(0));
+    let mut text = format!("{}\n\nimported\n", word(&model["model"]));
+    let indent = |rows: Vec<Vec<String>>, right: &[usize]| {
+        table(&rows, right).lines().map(|line| format!("  {line}\n")).collect::<String>()
+    };
+    let sources = list("sources").into_iter().map(|source| {
+        let files = format!("{} files", source["files"]);
+        vec![word(&source["name"]), word(&source["kind"]), files, bytes(&source)]
+    });
+    text += &indent(sources.collect(), &[2, 3]);
+    text += "\nlayouts\n";
+    let layouts = model["layouts"].as_object().into_iter().flatten().map(|(name, layout)| {
+        let place =
+            if layout["shown"] == true { word(&layout["path"]) } else { format!("no: {}", word(&layout["reason"])) };
+        vec![name.clone(), place]
+    });
+    text += &indent(layouts.collect(), &[]);
+    text += "\nfiles\n";
+    text += &indent(list("files").iter().map(|file| vec![word(&file["name"]), bytes(file)]).collect(), &[1]);
+    text += "\ntensors\n";
+    let tensors = list("tensors")
+        .into_iter()
+        .map(|tensor| vec![word(&tensor["name"]), word(&tensor["dtype"]), tensor["shape"].to_string(), bytes(&tensor)]);
+    text + &indent(tensors.collect(), &[3])
+}

@@ -1,0 +1,52 @@
+//! `wmount verify [MODEL...]`.
+
+use std::process::ExitCode;
+
+use super::StoreArgs;
+use super::output::{Bar, count, print, print_json, size};
+use crate::error::Result;
+use crate::model::ModelName;
+use crate::store::VerifyReport;
+use crate::store::import::Progress;
+
+/// Hash every blob and name the models that a damaged one hurts
+#[derive(Debug, clap::Args)]
+pub struct VerifyArgs {
+    /// Only the blobs of these models
+    models: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
+    let names = args.models.iter().map(|name| name.parse()).collect::<Result<Vec<ModelName>>>()?;
+    let store = args.store.open()?;
+    let models = super::chosen(&store, &names)?;
+    let bar = Bar::new("verifying");
+    bar.begin(store.total_bytes(&models));
+    let report = store.verify(&models, &|bytes| bar.advance(bytes));
+    bar.finish();
+    let report = report?;
+    if args.json {
+        print_json(&report)?
+    } else {
+        print(&text(&report))?
+    }
+    Ok(if report.damaged.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn text(report: &VerifyReport) -> String {
+    let mut text = String::new();
+    for damage in &report.damaged {
+        let what = damage.digest.map_or_else(|| "manifest".into(), |digest| format!("blob {digest}"));
+        text += &format!("{what}: {}; it hurts {}\n", damage.fault, damage.models.join(", "));
+    }
+    let verdict = match report.damaged.len() as u64 {
+        0 => "no damage".into(),
+        faults => count(faults, "damaged blob"),
+    };
+    text + &format!("{}, {}: {verdict}\n", count(report.blobs, "blob"), size(report.bytes))
+}

@@ -1,0 +1,141 @@
+//! AMB: header, metadata, config and tokenizer sections, tensor records.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 5 | magic `AMBEE` |
+//! | 1 | version, 1 |
+//! | 2 | flags, 0: no bit is defined |
+//! | 4, 4, 4, 8 | sizes of the metadata, config, tokenizer and weights sections |
+//!
+//! The sections follow each other without padding. A record of the weights section is: u16 length of the name, name,
+//! u8 number of dimensions, u32 for each, u8 dtype code, u64 length of the data, data, zeros up to the next multiple of
+//! 8 bytes of the file, the last record included. All numbers are little-endian; dimensions stand slowest first.
+
+use crate::dtype::Dtype;
+use crate::extent::ExtentMap;
+use crate::model::Tensor;
+
+/// The sections before the weights. An absent JSON section is empty.
+#[derive(Debug, Clone, Default)]
+pub struct Sections {
+    /// JSON object, or nothing.
+    pub metadata: Vec<u8>,
+    /// JSON object, or nothing.
+    pub config: Vec<u8>,
+    /// Type byte, five u16 special token ids and the vocabulary, or nothing.
+    pub tokenizer: ExtentMap,
+}
+
+/// Why AMB cannot hold a tensor, if it cannot.
+pub fn refusal(tensor: &Tensor) -> Option<String> {
+    let name = &tensor.name;
+    if tensor.dtype.amb_code().is_none() {
+        return Some(format!("tensor {name:?} is {}, which AMB has no code for", tensor.dtype));
+    }
+    if name.len() > usize::from(u16::MAX) {
+        return Some(format!("the name of a tensor has {} bytes, more than 65535", name.len()));
+    }
+    if tensor.shape.len() > usize::from(u8::MAX) || tensor.shape.iter().any(|&dim| dim > u32::MAX.into()) {
+        return Some(format!("tensor {name:?} has the shape {:?}, too large for AMB", tensor.shape));
+    }
+    None
+}
+
+/// The file of these sections and tensors, or why there is none.
+pub fn plan(sections: &Sections, tensors: &[Tensor]) -> Result<ExtentMap, String> {
+    if let Some(reason) = tensors.iter().find_map(refusal) {
+        return Err(reason);
+    }
+    let mut header = b"AMBEE\x01\0\0".to_vec();
+    let sizes = [sections.metadata.len() as u64, sections.config.len() as u64, sections.tokenizer.size()];
+    for (size, what) in sizes.into_iter().zip(["metadata", "config", "tokenizer"]) {
+        let size = u32::try_from(size).map_err(|_| format!("the {what} section has {size} bytes, more than u32"))?;
+        header.extend(size.to_le_bytes());
+    }
+    let weights_at = 28 + sizes.iter().sum::<u64>();
+    header.extend(weights_size(weights_at, tensors).to_le_bytes());
+
+    let mut map = ExtentMap::from_bytes(header);
+    map.push_inline(&sections.metadata);
+    map.push_inline(&sections.config);
+    map.append(&sections.tokenizer);
+    for tensor in tensors {
+        map.push_inline(&record_header(tensor));
+        tensor.push_to(&mut map);
+        map.align(8);
+    }
+    Ok(map)
+}
+
+/// The length of the records from `at` on, padding included.
+fn weights_size(at: u64, tensors: &[Tensor]) -> u64 {
+    let end = tensors.iter().fold(at, |end, tensor| {
+        let head = 2 + tensor.name.len() as u64 + 1 + 4 * tensor.shape.len() as u64 + 1 + 8;
+        (end + head + tensor.len).next_multiple_of(8)
+    });
+    end - at
+}
+
+fn record_header(tensor: &Tensor) -> Vec<u8> {
+    let mut bytes = (tensor.name.len() as u16).to_le_bytes().to_vec();
+    bytes.extend(tensor.name.as_bytes());
+    bytes.push(tensor.shape.len() as u8);
+    bytes.extend(tensor.shape.iter().flat_map(|&dim| (dim as u32).to_le_bytes()));
+    bytes.push(tensor.dtype.amb_code().expect("refused before"));
+    bytes.extend(tensor.len.to_le_bytes());
+    bytes
+}
+
+/// The dtypes that records of plain data can have.
+pub fn dtypes() -> impl Iterator<Item = Dtype> {
+    Dtype::all().filter(|dtype| dtype.amb_code().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::Digest;
+    use crate::extent::tests::MemoryBlobs;
+
+    fn tensor(blobs: &mut MemoryBlobs, name: &str, dtype: Dtype, shape: &[u64], data: &[u8]) -> Tensor {
+        let blob = blobs.put(data.to_vec());
+        let len = data.len() as u64;
+        Tensor { name: name.into(), dtype, shape: shape.into(), blob, blob_len: len, offset: 0, len, named: None }
+    }
+
+    #[test]
+    fn bytes_of_a_small_file() {
+        let mut blobs = MemoryBlobs::default();
+        let tensors =
+            [tensor(&mut blobs, "ab", Dtype::F16, &[1, 3], b"123456"), tensor(&mut blobs, "", Dtype::I8, &[], b"x")];
+        let sections = Sections { metadata: b"{}".to_vec(), ..Sections::default() };
+        let bytes = plan(&sections, &tensors).expect("expressible").read_all(&blobs).expect("readable");
+        let mut expected = b"AMBEE\x01\0\0\x02\0\0\0\0\0\0\0\0\0\0\0".to_vec();
+        expected.extend((bytes.len() as u64 - 30).to_le_bytes());
+        expected.extend(b"{}");
+        expected.extend(b"\x02\0ab\x02\x01\0\0\0\x03\0\0\0\x01\x06\0\0\0\0\0\0\0123456");
+        expected.resize(expected.len().next_multiple_of(8), 0);
+        expected.extend(b"\0\0\0\x03\x01\0\0\0\0\0\0\0x");
+        expected.resize(expected.len().next_multiple_of(8), 0);
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn what_amb_cannot_hold_is_refused() {
+        let tensor = |dtype, shape: &[u64]| Tensor {
+            name: "t".into(),
+            dtype,
+            shape: shape.into(),
+            blob: Digest::of(b""),
+            blob_len: 0,
+            offset: 0,
+            len: 0,
+            named: None,
+        };
+        assert_eq!(dtypes().map(Dtype::name).collect::<Vec<_>>(), ["I8", "F16", "BF16", "F32"]);
+        assert!(refusal(&tensor(Dtype::I64, &[1])).expect("no code").contains("I64"));
+        assert!(refusal(&tensor(Dtype::F32, &[1 << 32, 0])).is_some());
+        assert!(refusal(&tensor(Dtype::F32, &[0; 256])).is_some());
+        assert!(refusal(&tensor(Dtype::F32, &[0; 255])).is_none());
+    }
+}

@@ -1,0 +1,183 @@
+//! ollama manifests: the documents below `manifests/` and the config blob that each of them names.
+//!
+//! The form is ollama's own (`manifest/manifest.go`, `types/model/config.go`): schemaVersion 2, one config, a list of
+//! layers. Go reads unknown keys silently, so the layers of a model that wmount imported carry `dtype`, `shape` and
+//! `named` beside ollama's keys, and layers whose media type begins with [`OURS`] are skipped by ollama.
+
+use serde::{Deserialize, Serialize};
+
+use super::safetensors::go_string;
+use crate::digest::Digest;
+use crate::error::Fault;
+
+/// Media type of a manifest.
+pub const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+/// Media type of the config blob.
+pub const CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+/// A tensor of the model: a safetensors blob.
+pub const TENSOR: &str = "application/vnd.ollama.image.tensor";
+/// A JSON file of the model.
+pub const JSON: &str = "application/vnd.ollama.image.json";
+/// What the seed of the format called [`JSON`].
+pub const JSON_OLD: &str = "application/vnd.ollama.image.config";
+/// How our own media types begin.
+pub const OURS: &str = "application/vnd.wmount.";
+/// A tensor that only a CoreML program, or a file beside the model's own weights, holds.
+pub const OWN_TENSOR: &str = "application/vnd.wmount.tensor";
+/// A file of what was imported that is no JSON.
+pub const OWN_FILE: &str = "application/vnd.wmount.file";
+/// The recipes of all files of one imported directory or file.
+pub const OWN_RECIPE: &str = "application/vnd.wmount.recipe";
+/// Bytes of an imported file that are no tensor, such as a long header.
+pub const OWN_FRAGMENT: &str = "application/vnd.wmount.fragment";
+
+/// The longest manifest that is read, in bytes.
+pub const MAX_MANIFEST: u64 = 64 << 20;
+
+/// A manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// Always 2.
+    pub schema_version: u32,
+    /// [`MANIFEST`].
+    #[serde(default)]
+    pub media_type: String,
+    /// The config blob.
+    pub config: Layer,
+    /// Everything else.
+    pub layers: Vec<Layer>,
+}
+
+/// One blob of a manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Layer {
+    /// What it is.
+    #[serde(default)]
+    pub media_type: String,
+    /// Its name in `blobs/`.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Tensor name or path of the file.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Dtype of a tensor, in layers that carry it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub dtype: String,
+    /// Shape of a tensor, in layers that carry it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<Vec<u64>>,
+    /// Digest of the same tensor as the blob that today's ollama reads, with the name in its header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named: Option<Digest>,
+}
+
+impl Layer {
+    /// A layer with a name and nothing of a tensor.
+    pub fn new(media_type: &str, digest: Digest, size: u64, name: &str) -> Layer {
+        let (media_type, name) = (media_type.to_owned(), name.to_owned());
+        Layer { media_type, digest, size, name, dtype: String::new(), shape: None, named: None }
+    }
+
+    /// Whether it holds tensors.
+    pub fn is_tensor(&self) -> bool {
+        self.media_type == TENSOR || self.media_type == OWN_TENSOR
+    }
+}
+
+impl Manifest {
+    /// A manifest of these layers.
+    pub fn new(config: Layer, layers: Vec<Layer>) -> Manifest {
+        Manifest { schema_version: 2, media_type: MANIFEST.into(), config, layers }
+    }
+
+    /// Reads a manifest.
+    pub fn parse(bytes: &[u8]) -> Result<Manifest, Fault> {
+        let manifest: Manifest =
+            serde_json::from_slice(bytes).map_err(|error| Fault::new(0, format!("no manifest: {error}")))?;
+        if manifest.schema_version != 2 {
+            return Err(Fault::new(0, format!("schemaVersion is {}, not 2", manifest.schema_version)));
+        }
+        Ok(manifest)
+    }
+
+    /// The stored form: JSON as Go's encoder orders it, with our keys.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec(self).expect("a manifest is plain data");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Every blob that the manifest names, the config's included.
+    pub fn blobs(&self) -> impl Iterator<Item = &Layer> {
+        std::iter::once(&self.config).chain(&self.layers)
+    }
+
+    /// The bytes that Go's `json.Encoder` would write: what ollama finds below `manifests/`, without our keys.
+    pub fn to_go_bytes(&self) -> Vec<u8> {
+        let layer = |layer: &Layer| {
+            let mut text =
+                format!(r#"{{"mediaType":"{}","digest":"{}","size":{}"#, layer.media_type, layer.digest, layer.size);
+            if !layer.name.is_empty() {
+                text += &format!(r#","name":{}"#, go_string(&layer.name));
+            }
+            text + "}"
+        };
+        let layers: Vec<String> = self.layers.iter().map(layer).collect();
+        let config = layer(&self.config);
+        format!(
+            "{{\"schemaVersion\":2,\"mediaType\":\"{MANIFEST}\",\"config\":{config},\"layers\":[{}]}}\n",
+            layers.join(",")
+        )
+        .into_bytes()
+    }
+}
+
+/// The config blob (ConfigV2) of a model made of safetensors tensors, byte for byte what ollama's importer writes.
+///
+/// `senses` are capabilities beside `completion`: `vision`, `audio`.
+pub fn safetensors_config(senses: &[&str]) -> Vec<u8> {
+    let capabilities = serde_json::to_string(&[&["completion"], senses].concat()).expect("strings are JSON");
+    let config = [
+        r#"{"model_format":"safetensors","model_family":"","model_families":null,"model_type":"","file_type":"","#,
+        r#""requires":"0.19.0","capabilities":"#,
+        &capabilities,
+        r#","architecture":"","os":""}"#,
+    ];
+    config.concat().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_survives_and_its_view_has_only_the_keys_of_ollama() {
+        let digest = Digest::of(b"x");
+        let mut tensor = Layer::new(TENSOR, digest, 9, "a<b");
+        tensor.dtype = "F32".into();
+        tensor.shape = Some(vec![]);
+        let manifest = Manifest::new(Layer::new(CONFIG, digest, 1, ""), vec![tensor]);
+        assert_eq!(Manifest::parse(&manifest.to_bytes()), Ok(manifest.clone()));
+        let go = format!(
+            concat!(
+                r#"{{"schemaVersion":2,"mediaType":"application/vnd.docker.distribution.manifest.v2+json","#,
+                r#""config":{{"mediaType":"application/vnd.docker.container.image.v1+json","digest":"{0}","size":1}},"#,
+                r#""layers":[{{"mediaType":"application/vnd.ollama.image.tensor","digest":"{0}","size":9,"#,
+                r#""name":"a\u003cb"}}]}}"#,
+                "\n"
+            ),
+            digest
+        );
+        assert_eq!(String::from_utf8(manifest.to_go_bytes()), Ok(go));
+    }
+
+    #[test]
+    fn broken_manifests_are_faults() {
+        for text in ["", "[]", "{}", r#"{"schemaVersion":1,"config":{"digest":"sha256:x","size":1},"layers":[]}"#] {
+            assert!(Manifest::parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}

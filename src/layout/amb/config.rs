@@ -1,0 +1,113 @@
+//! The metadata and config sections, from config.json.
+
+use serde_json::{Map, Value, json};
+
+use crate::model::Model;
+
+type Object = Map<String, Value>;
+
+/// What is known of the model in general.
+pub(super) fn metadata(model: &Model, config: Option<&Object>) -> Vec<u8> {
+    let mut metadata = Object::new();
+    metadata.insert("name".into(), json!(model.name.name));
+    if let Some(family) = config.and_then(|config| text_config(config).get("model_type")) {
+        metadata.insert("family".into(), family.clone());
+    }
+    metadata.insert("version".into(), json!(model.name.tag));
+    Value::Object(metadata).to_string().into_bytes()
+}
+
+/// The keys of the seed, from those that Hugging Face configs use for them. A key whose value is not known is left out.
+pub(super) fn config(config: &Object) -> Vec<u8> {
+    let text = text_config(config);
+    let first = |keys: &[&str]| keys.iter().find_map(|key| text.get(*key)).filter(|value| !value.is_null()).cloned();
+    let heads = first(&["num_attention_heads", "n_head", "n_heads"]);
+    let rope = rope(text);
+    let mut section = Object::new();
+    let mut put = |key: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            section.insert(key.into(), value);
+        }
+    };
+    put("architecture", first(&["model_type"]));
+    put("n_vocab", first(&["vocab_size", "n_vocab"]));
+    put("n_embd", first(&["hidden_size", "n_embd", "d_model", "dim"]));
+    put("n_layers", first(&["num_hidden_layers", "n_layer", "n_layers", "num_layers"]));
+    put("n_heads", heads.clone());
+    put("n_kv_heads", first(&["num_key_value_heads", "n_kv_heads"]).or(heads));
+    put("max_seq_len", first(&["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"]));
+    put("is_rope", Some(json!(rope.is_some())));
+    put("activation_fn", first(&["hidden_activation", "hidden_act", "activation_function"]));
+    if let Some((base, scaling)) = rope {
+        put("rope_freq_base", Some(base));
+        put("rope_scaling", Some(scaling));
+    }
+    Value::Object(section).to_string().into_bytes()
+}
+
+/// The part of a multimodal config that speaks of the language model, or the config itself.
+fn text_config(config: &Object) -> &Object {
+    config.get("text_config").and_then(Value::as_object).unwrap_or(config)
+}
+
+/// Base frequency and scaling factor, if positions are rotary.
+fn rope(config: &Object) -> Option<(Value, Value)> {
+    /// Families whose configs may leave `rope_theta` to its default, 10000.
+    const FAMILIES: [&str; 12] = [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi",
+        "phi3",
+        "stablelm",
+    ];
+    // transformers 5 moved rope_theta and rope_scaling into rope_parameters.
+    let parameters = config.get("rope_parameters").and_then(Value::as_object);
+    let scaling = config.get("rope_scaling").and_then(Value::as_object).or(parameters);
+    let theta = config.get("rope_theta").or_else(|| parameters?.get("rope_theta")).filter(|value| value.is_number());
+    let family = config.get("model_type").and_then(Value::as_str).is_some_and(|family| FAMILIES.contains(&family));
+    if theta.is_none() && scaling.is_none() && !family {
+        return None;
+    }
+    let factor = scaling.and_then(|scaling| scaling.get("factor")).filter(|value| value.is_number());
+    Some((theta.cloned().unwrap_or(json!(10000.0)), factor.cloned().unwrap_or(json!(1.0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapped(text: &str) -> Value {
+        let source: Object = serde_json::from_str(text).expect("an object");
+        serde_json::from_slice(&config(&source)).expect("JSON")
+    }
+
+    #[test]
+    fn families() {
+        let llama = mapped(
+            r#"{"model_type":"llama","vocab_size":100,"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,
+                "max_position_embeddings":128,"hidden_act":"silu","rope_theta":500000.0,
+                "rope_scaling":{"rope_type":"llama3","factor":8.0}}"#,
+        );
+        assert_eq!(
+            llama,
+            json!({"architecture":"llama","n_vocab":100,"n_embd":64,"n_layers":2,"n_heads":4,"n_kv_heads":4,
+                "max_seq_len":128,"is_rope":true,"activation_fn":"silu","rope_freq_base":500000.0,"rope_scaling":8.0})
+        );
+        let bert = mapped(r#"{"model_type":"bert","hidden_size":384,"hidden_act":"gelu"}"#);
+        assert_eq!((&bert["is_rope"], bert.get("rope_freq_base")), (&json!(false), None));
+        let new = mapped(r#"{"model_type":"x","rope_parameters":{"rope_theta":1e6,"rope_type":"default"}}"#);
+        assert_eq!((&new["rope_freq_base"], &new["rope_scaling"]), (&json!(1e6), &json!(1.0)));
+        let nested = mapped(r#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":8}}"#);
+        assert_eq!(
+            (&nested["architecture"], &nested["n_embd"], &nested["is_rope"]),
+            (&json!("gemma3_text"), &json!(8), &json!(true))
+        );
+    }
+}

@@ -1,0 +1,7 @@
+//! The `wmount` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    wmount::cli::main()
+}

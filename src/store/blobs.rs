@@ -1,0 +1,66 @@
+//! Reading blobs: positioned reads from a bounded set of open files.
+//!
+//! Blobs are not mapped: a blob that is cut off under a mapping kills the process with SIGBUS, and mapped pages
+//! count as the daemon's memory. A positioned read of a damaged blob is an error, and nothing else.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use quick_cache::sync::Cache;
+
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::extent::Blobs;
+
+/// Files kept open. Each reader thread needs one; more save an open and a close for each read.
+const OPEN_FILES: usize = 512;
+
+/// The blobs of one store.
+#[derive(Debug)]
+pub struct BlobFiles {
+    dir: PathBuf,
+    open: Cache<Digest, Arc<File>>,
+}
+
+impl BlobFiles {
+    /// The blobs in `dir`.
+    pub fn new(dir: PathBuf) -> Self {
+        BlobFiles { dir, open: Cache::new(OPEN_FILES) }
+    }
+
+    /// Opens a blob: a regular file, or a link to one.
+    pub fn open(&self, digest: &Digest) -> Result<Arc<File>> {
+        let open = || {
+            let path = self.dir.join(digest.file_name());
+            // Opening a FIFO would wait for a writer and opening a device may act, so the type is looked at first,
+            // and again on what was opened.
+            let regular = |metadata: &fs::Metadata| match metadata.is_file() {
+                true => Ok(()),
+                false => Err(io::Error::other("is no regular file")),
+            };
+            regular(&fs::metadata(&path)?)?;
+            let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(&path)?;
+            regular(&file.metadata()?)?;
+            Ok(Arc::new(file))
+        };
+        self.open.get_or_insert_with(digest, open).map_err(|error| damaged(digest, &error))
+    }
+}
+
+fn damaged(digest: &Digest, error: &io::Error) -> Error {
+    let fault = match error.kind() {
+        io::ErrorKind::NotFound => "it is missing".into(),
+        io::ErrorKind::UnexpectedEof => "it is shorter than its manifest says".into(),
+        _ => error.to_string(),
+    };
+    Error::Damaged { digest: *digest, fault }
+}
+
+impl Blobs for BlobFiles {
+    fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.open(digest)?.read_exact_at(buf, offset).map_err(|error| damaged(digest, &error))
+    }
+}

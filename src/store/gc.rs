@@ -1,0 +1,120 @@
+//! Removing models, and the blobs that no manifest reaches.
+//!
+//! `rm` moves the manifest to `.wmount/removed/`; the blobs stay until `gc`. A mount that has files of the model open
+//! holds a shared lock on the manifest, which the move does not end: `gc` keeps what such a manifest reaches.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use super::stage::sync_dir;
+use super::{Found, Store, children};
+use crate::digest::Digest;
+use crate::error::{AtPath, Error, Result};
+use crate::format::ollama::Manifest;
+use crate::model::ModelName;
+
+/// What `gc` did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct GcReport {
+    /// Blobs removed.
+    pub removed: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Removed models whose files a mount still has open; their blobs go at a later `gc`.
+    pub in_use: u64,
+}
+
+/// Keeps the blobs of a model from `gc` for as long as it lives.
+#[derive(Debug)]
+pub struct Lease(#[expect(dead_code, reason = "the lock ends when the file closes")] File);
+
+impl Store {
+    /// A lease on a model, `None` if its manifest is gone or another one by now.
+    pub fn lease(&self, found: &Found) -> Option<Lease> {
+        use std::os::unix::fs::MetadataExt;
+        let file = File::open(self.manifest_path(&found.name)).ok()?;
+        file.try_lock_shared().ok()?;
+        let metadata = file.metadata().ok()?;
+        ((metadata.ino(), metadata.len()) == found.version).then_some(Lease(file))
+    }
+
+    /// Removes a model; its blobs stay until [`Store::gc`].
+    pub fn remove(&self, name: &ModelName) -> Result<()> {
+        let _lock = self.lock()?;
+        let found = self.find_one(name)?;
+        let removed = self.own_path("removed")?;
+        fs::create_dir_all(&removed).at(&removed)?;
+        let manifest = self.manifest_path(name);
+        let (inode, _) = found.version;
+        // The inode number keeps two removed models apart: both files live on one file system.
+        fs::rename(&manifest, removed.join(inode.to_string())).at(&manifest)?;
+        sync_dir(&removed)?;
+        // ollama fails on empty directories below manifests/ when it cannot remove them itself.
+        let above = manifest.ancestors().skip(1).take_while(|dir| *dir != self.manifests_dir());
+        for dir in above {
+            if fs::remove_dir(dir).is_err() {
+                return sync_dir(dir);
+            }
+        }
+        sync_dir(&self.manifests_dir())
+    }
+
+    /// Puts the manifest of a model that is about to be replaced where that of a removed model would be.
+    pub(super) fn keep_removed(&self, found: &Found) -> Result<()> {
+        let removed = self.own_path("removed")?;
+        fs::create_dir_all(&removed).at(&removed)?;
+        let manifest = self.manifest_path(&found.name);
+        // Without hard links the files that are open on a mount lose their protection from gc, and nothing else.
+        if let Err(error) = fs::hard_link(&manifest, removed.join(found.version.0.to_string())) {
+            tracing::warn!("{}: {error}", manifest.display());
+        }
+        Ok(())
+    }
+
+    /// Removes every blob that no manifest reaches.
+    ///
+    /// # Errors
+    /// A manifest that cannot be read stops it before anything is removed: nobody knows what it reaches.
+    pub fn gc(&self) -> Result<GcReport> {
+        let _lock = self.lock()?;
+        let mut reached: HashSet<Digest> = HashSet::new();
+        for found in self.find()? {
+            reached.extend(self.manifest(&found)?.blobs().map(|layer| layer.digest));
+        }
+        let mut report = GcReport::default();
+        for path in self.removed_manifests()? {
+            let file = File::open(&path).at(&path)?;
+            match file.try_lock() {
+                Ok(()) => fs::remove_file(&path).at(&path)?,
+                Err(fs::TryLockError::WouldBlock) => {
+                    let bytes = fs::read(&path).at(&path)?;
+                    reached.extend(Manifest::parse(&bytes).at(&path)?.blobs().map(|layer| layer.digest));
+                    report.in_use += 1;
+                }
+                Err(fs::TryLockError::Error(error)) => return Err(Error::io(&path, error)),
+            }
+        }
+        let dir = self.root.join("blobs");
+        for name in children(&dir)? {
+            // What has no blob's name is not ours to remove: ollama keeps partial downloads here.
+            let Some(digest) = Digest::from_file_name(&name) else { continue };
+            if !reached.contains(&digest) {
+                let path = dir.join(name);
+                report.bytes += fs::symlink_metadata(&path).at(&path)?.len();
+                fs::remove_file(&path).at(&path)?;
+                report.removed += 1;
+            }
+        }
+        sync_dir(&dir)?;
+        Ok(report)
+    }
+
+    fn removed_manifests(&self) -> Result<Vec<PathBuf>> {
+        let dir = self.own_path("removed")?;
+        if !dir.exists() {
+            return Ok(Vec::new());
+        }
+        Ok(children(&dir)?.into_iter().map(|name| dir.join(name)).collect())
+    }
+}

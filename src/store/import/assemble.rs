@@ -1,0 +1,152 @@
+//! From stored pieces to recipes, layers and the manifest.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::pieces::{Place, Stored};
+use super::plan::{Content, Piece, SourcePlan};
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::extent::{ExtentBytes, ExtentMap};
+use crate::format::ollama::{self, Layer, Manifest};
+use crate::format::recipe;
+use crate::model::{Model, ModelName, Source, SourceDir, SourceFile, SourceKind};
+use crate::store::stage::Stage;
+
+/// The manifest of the model with the new sources in it; recipes and the config are staged on the way.
+pub(super) fn manifest(
+    stage: &Stage,
+    name: &ModelName,
+    plans: Vec<SourcePlan>,
+    stored: &Stored,
+    existing: Option<(Manifest, Model)>,
+) -> Result<Vec<u8>> {
+    let config = ollama::safetensors_config(&[]);
+    let (digest, _) = stage.add_bytes(&config)?;
+    let config = Layer::new(ollama::CONFIG, digest, config.len() as u64, "");
+    let (mut manifest, model) = match existing {
+        Some((manifest, model)) => (manifest, Some(model)),
+        None => (Manifest::new(config, Vec::new()), None),
+    };
+    for (plan, places) in plans.into_iter().zip(&stored.places) {
+        let (source, layers, lens) = source(plan, places);
+        let recipe = recipe::render(&source, |digest| lens[digest]);
+        let old = model.iter().flat_map(|model| &model.sources).find(|old| old.name == source.name);
+        if let Some(old) = old {
+            if !same_content(old, &source) {
+                return Err(Error::Invalid(format!(
+                    "model {name} has {:?} already, with other content: rename what you import, or --replace the model",
+                    source.name
+                )));
+            }
+            continue;
+        }
+        add_layers(&mut manifest.layers, layers, &source);
+        add_unnamed(&mut manifest.layers, &source, &lens);
+        let (digest, _) = stage.add_bytes(&recipe)?;
+        manifest.layers.push(Layer::new(ollama::OWN_RECIPE, digest, recipe.len() as u64, &source.name));
+    }
+    Ok(manifest.to_bytes())
+}
+
+fn same_content(old: &Source, new: &Source) -> bool {
+    old.files.len() == new.files.len()
+        && old.files.iter().zip(&new.files).all(|(old, new)| old.path == new.path && old.content == new.content)
+}
+
+/// The recipe of a source, the layers of its tensors and small files, and the length of every blob it names.
+fn source(plan: SourcePlan, places: &[Vec<Place>]) -> (Source, Vec<Layer>, HashMap<Digest, u64>) {
+    let (mut files, mut layers, mut lens) = (Vec::new(), Vec::new(), HashMap::new());
+    for ((found, pieces), places) in plan.scan.files.iter().zip(&plan.pieces).zip(places) {
+        let mut content = ExtentMap::new();
+        for (piece, place) in pieces.iter().zip(places) {
+            match place {
+                Place::Zeros => content.push_zeros(piece.len),
+                Place::Inline(bytes) => content.push_inline(bytes),
+                Place::Blob { digest, len, offset, named } => {
+                    lens.insert(*digest, *len);
+                    content.push_blob(*digest, *len, *offset, piece.len).expect("the piece is the end of its blob");
+                    layers.extend(layers_of(piece, *digest, *len, *named, &layer_path(&plan, &found.path)));
+                }
+            }
+        }
+        if pieces.is_empty() {
+            // An empty file has no extents; the layer says that it is there.
+            layers.push(Layer::new(ollama::OWN_FILE, Digest::of(b""), 0, &layer_path(&plan, &found.path)));
+        }
+        files.push(SourceFile { path: found.path.clone(), mtime: found.mtime, content });
+    }
+    let dirs = plan.scan.dirs.into_iter().map(|dir| SourceDir { path: dir.path, mtime: dir.mtime }).collect();
+    (Source { name: plan.name, kind: plan.kind, files, dirs }, layers, lens)
+}
+
+/// The files of the model proper keep their paths; those of packages stand below the package's name.
+fn layer_path(plan: &SourcePlan, path: &str) -> String {
+    match plan.kind {
+        SourceKind::Safetensors => path.into(),
+        SourceKind::Mlpackage => format!("{}/{path}", plan.name),
+    }
+}
+
+fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, path: &str) -> Vec<Layer> {
+    match &piece.content {
+        Content::Between => Vec::new(),
+        Content::File => {
+            // The index of shards speaks of files that only this source has.
+            let json = path.ends_with(".json") && !path.ends_with(".safetensors.index.json");
+            let in_package = path.contains(".mlpackage/");
+            let media_type = if json && !in_package { ollama::JSON } else { ollama::OWN_FILE };
+            vec![Layer::new(media_type, digest, len, path)]
+        }
+        Content::Tensor { dtype, shape, names } => {
+            let layer = |name: &super::plan::TensorName| {
+                let media_type = if name.own { ollama::TENSOR } else { ollama::OWN_TENSOR };
+                let mut layer = Layer::new(media_type, digest, len, &name.name);
+                layer.dtype = dtype.name().into();
+                layer.shape = Some(shape.clone());
+                layer.named = named.filter(|_| name.own);
+                layer
+            };
+            names.iter().map(layer).collect()
+        }
+    }
+}
+
+/// Adds layers in order of name, so that the same import always gives the same manifest.
+///
+/// Programs of several shapes use the same names: equal content is one tensor, other content stands below the name
+/// of its package, so that names that are there never change.
+fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) {
+    new.sort_by(|a, b| (&a.media_type, &a.name).cmp(&(&b.media_type, &b.name)));
+    let key = |layer: &Layer| (layer.media_type.clone(), layer.name.clone());
+    let mut taken: BTreeMap<(String, String), Digest> = layers.iter().map(|layer| (key(layer), layer.digest)).collect();
+    for mut layer in new {
+        let plain = layer.name.clone();
+        let stem = source.name.strip_suffix(".mlpackage").unwrap_or(&source.name);
+        let others = (2..).map(|number| format!("{stem}/{plain}#{number}"));
+        let mut candidates = [plain.clone(), format!("{stem}/{plain}")].into_iter().chain(others);
+        let is_new = loop {
+            layer.name = candidates.next().expect("there is always another number");
+            match taken.get(&key(&layer)) {
+                Some(digest) if *digest == layer.digest => break false,
+                Some(_) => {}
+                None => break true,
+            }
+        };
+        if is_new {
+            taken.insert(key(&layer), layer.digest);
+            layers.push(layer);
+        }
+    }
+}
+
+/// Names the blobs that only the recipe knows: a blob that no layer names is one that `gc` may take.
+fn add_unnamed(layers: &mut Vec<Layer>, source: &Source, lens: &HashMap<Digest, u64>) {
+    let mut named: HashSet<Digest> = layers.iter().map(|layer| layer.digest).collect();
+    for extent in source.files.iter().flat_map(|file| file.content.extents()) {
+        if let ExtentBytes::Blob { digest, .. } = extent.bytes {
+            if named.insert(digest) {
+                layers.push(Layer::new(ollama::OWN_FRAGMENT, digest, lens[&digest], ""));
+            }
+        }
+    }
+}

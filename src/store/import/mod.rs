@@ -1,0 +1,169 @@
+//! Import: plan everything, hash and write the pieces on all cores, then write recipes and the manifest.
+//!
+//! Nothing is written before every file has been parsed, and the manifest comes last, so bad input leaves the store
+//! as it was and a crash leaves the whole model or none of it. Files are read once, in pieces of at most a mebibyte.
+
+mod assemble;
+mod pieces;
+mod plan;
+mod scan;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use super::stage::Stage;
+use super::{Lock, Store};
+use crate::dtype::Dtype;
+use crate::error::{AtPath, Error, Result};
+use crate::model::{Model, ModelName, SourceKind};
+use plan::SourcePlan;
+
+/// Bytes read at a time: large enough that the system calls do not show, small enough to stay in a core's cache.
+const CHUNK: usize = 1 << 20;
+
+/// How an import is done.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The model's name; without it, the name of what is imported.
+    pub name: Option<ModelName>,
+    /// Whether a model of this name gives way; without it, packages join the model.
+    pub replace: bool,
+}
+
+/// Told how the import comes on.
+pub trait Progress: Sync {
+    /// So many bytes are to be read.
+    fn begin(&self, total: u64);
+    /// So many more were.
+    fn advance(&self, bytes: u64);
+}
+
+/// Tensors and small files, and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Tensors.
+    pub tensors: u64,
+    /// Small files.
+    pub files: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+}
+
+/// What an import did.
+#[derive(Debug, serde::Serialize)]
+pub struct ImportReport {
+    /// The model's name.
+    pub model: String,
+    /// What was imported into it, by name.
+    pub sources: Vec<String>,
+    /// Written to the store.
+    pub added: Counts,
+    /// In the store already: bytes that were not written again.
+    pub present: Counts,
+    /// Passed over: `.git`, `.cache`, `.DS_Store`.
+    pub skipped: Vec<PathBuf>,
+}
+
+/// Worker threads for hashing.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Imports paths as one model into the store at `root`, which is made if there is none.
+///
+/// # Errors
+/// Anything that is not as its format says, before a byte is written; a name taken by other content; a full disk. The
+/// store is then as it was.
+pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
+    let plans = plan::plan_paths(paths)?;
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => name_from(paths)?,
+    };
+    let weights = plans.iter().filter(|plan| plan.kind == SourceKind::Safetensors).count();
+    if weights > 1 {
+        return Err(Error::Invalid(format!(
+            "{weights} of the paths hold safetensors: a model has one set of weights, import the others by other names"
+        )));
+    }
+    let store = Store::create(root)?;
+    let lock = store.lock()?;
+    let existing = match (store.find_one(&name), options.replace) {
+        (Ok(found), false) => Some((store.manifest(&found)?, store.load(&found)?)),
+        _ => None,
+    };
+    if let Some((_, model)) = &existing {
+        check_joinable(model, &plans)?;
+    }
+    let stage = Stage::new(&store, &lock)?;
+    progress.begin(plans.iter().flat_map(|plan| &plan.scan.files).map(|file| file.len).sum());
+    let expected = expected(&store, &name)?;
+    let stored = pieces::store_all(&stage, &plans, expected, progress)?;
+    let report = ImportReport {
+        model: name.to_string(),
+        sources: plans.iter().map(|plan| plan.name.clone()).collect(),
+        added: stored.added,
+        present: stored.present,
+        skipped: plans.iter().flat_map(|plan| plan.scan.skipped.iter().cloned()).collect(),
+    };
+    let manifest = assemble::manifest(&stage, &name, plans, &stored, existing)?;
+    stage.flush()?;
+    write_manifest(&store, &lock, &name, &manifest, options.replace)?;
+    stage.keep();
+    Ok(report)
+}
+
+/// A model's name from what is imported: the directory's, or the repository's in a hub cache.
+fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
+    let [path] = paths else {
+        return Err(Error::Invalid("several paths make one model: say its name with -n".into()));
+    };
+    let whole = path.canonicalize().at(path)?;
+    // A hub cache has models--<owner>--<name>/snapshots/<revision>.
+    let repository = whole.components().rev().find_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"));
+    let name = match repository.and_then(|repository| repository.rsplit("--").next()) {
+        Some(name) => name.to_owned(),
+        None => scan::name_of(path)?,
+    };
+    let stem = [".mlpackage", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
+    ModelName::from_any(stem.unwrap_or(&name))
+        .map_err(|_| Error::Invalid(format!("{}: no model name can be made of it: give one with -n", path.display())))
+}
+
+/// Packages join a model; a second set of weights does not.
+fn check_joinable(model: &Model, plans: &[SourcePlan]) -> Result<()> {
+    let Some(new) = plans.iter().find(|plan| plan.kind == SourceKind::Safetensors) else { return Ok(()) };
+    match model.sources(SourceKind::Safetensors).next() {
+        Some(old) if old.name != new.name => Err(Error::Invalid(format!(
+            "model {} has its weights from {:?} already: give another name or tag, or --replace it",
+            model.name, old.name
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What the store's models of this name hold: content that is likely there already and is not worth writing blindly.
+fn expected(store: &Store, name: &ModelName) -> Result<HashSet<pieces::Likeness>> {
+    let mut expected = HashSet::new();
+    let same =
+        |other: &ModelName| (&other.host, &other.namespace, &other.name) == (&name.host, &name.namespace, &name.name);
+    for found in store.find()?.iter().filter(|found| same(&found.name)) {
+        // A damaged model only costs the short cut.
+        let Ok(model) = store.load(found) else { continue };
+        let tensors = model.tensors.into_iter().chain(model.other_tensors);
+        expected.extend(tensors.map(|tensor| (tensor.name, Some(tensor.dtype), tensor.shape)));
+        expected.extend(model.files.into_iter().map(|file| (file.path, None::<Dtype>, vec![file.len])));
+    }
+    Ok(expected)
+}
+
+fn write_manifest(store: &Store, _lock: &Lock, name: &ModelName, bytes: &[u8], replace: bool) -> Result<()> {
+    let path = store.manifest_path(name);
+    if std::fs::read(&path).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    if let (true, Ok(old)) = (replace, store.find_one(name)) {
+        store.keep_removed(&old)?;
+    }
+    super::stage::write_durably(&store.own_path("tmp")?, &path, bytes)
+}

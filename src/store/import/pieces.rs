@@ -1,0 +1,200 @@
+//! Hashing and writing pieces on all cores.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::plan::{Content, FileBytes, Piece, SourcePlan};
+use super::scan::FoundFile;
+use super::{CHUNK, Counts, Progress, cores};
+use crate::digest::{Digest, Hasher};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::format::safetensors;
+use crate::store::stage::Stage;
+
+/// Bytes between tensors up to which the recipe holds them itself.
+const INLINE: u64 = 512;
+
+/// What makes it likely that content is stored already: name, dtype and shape of a tensor, or path and length of a file.
+pub(super) type Likeness = (String, Option<Dtype>, Vec<u64>);
+
+/// Where the bytes of a piece are now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In a blob of this length, from `offset` on; `named` is the digest of the tensor's ollama blob.
+    Blob { digest: Digest, len: u64, offset: u64, named: Option<Digest> },
+    /// In the recipe.
+    Inline(Vec<u8>),
+    /// Nowhere: they are zeros.
+    Zeros,
+}
+
+/// What became of all pieces.
+#[derive(Debug)]
+pub(super) struct Stored {
+    /// By source, file and piece, as in the plans.
+    pub places: Vec<Vec<Vec<Place>>>,
+    pub added: Counts,
+    pub present: Counts,
+}
+
+/// A piece to be done, and where its result goes.
+struct Job<'a> {
+    index: (usize, usize, usize),
+    found: &'a FoundFile,
+    piece: &'a Piece,
+    /// Whether to hash before writing anything.
+    hash_first: bool,
+}
+
+/// Hashes every piece and writes those that the store does not have.
+pub(super) fn store_all(
+    stage: &Stage,
+    plans: &[SourcePlan],
+    mut expected: HashSet<Likeness>,
+    progress: &dyn Progress,
+) -> Result<Stored> {
+    let mut jobs = Vec::new();
+    for (source, plan) in plans.iter().enumerate() {
+        for (file, (found, pieces)) in plan.scan.files.iter().zip(&plan.pieces).enumerate() {
+            for (at, piece) in pieces.iter().enumerate() {
+                let hash_first = likeness(piece, &found.path).is_some_and(|likeness| !expected.insert(likeness));
+                let index = (source, file, at);
+                jobs.push(Job { index, found, piece, hash_first });
+            }
+        }
+    }
+    // What is likely a repetition comes when the original is done; large pieces first, so that none is left at the end.
+    jobs.sort_by_key(|job| (job.hash_first, std::cmp::Reverse(job.piece.len)));
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let results = Mutex::new(Vec::with_capacity(jobs.len()));
+    let worker = || {
+        let mut buf = vec![0; CHUNK];
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if failed.load(Ordering::Relaxed) {
+                break;
+            }
+            let result = job.run(stage, &mut buf, progress);
+            failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((job, result));
+        }
+    };
+    std::thread::scope(|scope| (0..cores()).for_each(|_| _ = scope.spawn(worker)));
+
+    let empty = |plan: &SourcePlan| plan.pieces.iter().map(|pieces| vec![Place::Zeros; pieces.len()]).collect();
+    let mut stored =
+        Stored { places: plans.iter().map(empty).collect(), added: Counts::default(), present: Counts::default() };
+    for (job, result) in results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        let (place, added) = result?;
+        let counts = if added { &mut stored.added } else { &mut stored.present };
+        match job.piece.content {
+            Content::Tensor { .. } => counts.tensors += 1,
+            Content::File => counts.files += 1,
+            Content::Between => {}
+        }
+        counts.bytes += job.piece.len;
+        let (source, file, at) = job.index;
+        stored.places[source][file][at] = place;
+    }
+    Ok(stored)
+}
+
+fn likeness(piece: &Piece, path: &str) -> Option<Likeness> {
+    match &piece.content {
+        Content::Tensor { dtype, shape, names } => Some((names.first()?.name.clone(), Some(*dtype), shape.clone())),
+        Content::File => Some((path.into(), None, vec![piece.len])),
+        Content::Between => None,
+    }
+}
+
+impl Job<'_> {
+    /// Stores the piece; also says whether it is new.
+    fn run(&self, stage: &Stage, buf: &mut [u8], progress: &dyn Progress) -> Result<(Place, bool)> {
+        let place = match &self.piece.content {
+            Content::File => self.blob(stage, &[], None, buf)?,
+            Content::Tensor { dtype, shape, names } => {
+                let header = safetensors::blob_header(*dtype, shape, self.piece.len);
+                let own = names.iter().find(|name| name.own);
+                let named = own.map(|own| safetensors::named_header(&own.name, *dtype, shape, self.piece.len));
+                self.blob(stage, &header, named.as_deref(), buf)?
+            }
+            Content::Between => self.between(stage, buf)?,
+        };
+        progress.advance(self.piece.len);
+        Ok(place)
+    }
+
+    /// Reads the piece chunk by chunk.
+    fn for_each_chunk(&self, buf: &mut [u8], mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let file = FileBytes::open(self.found)?;
+        let mut done = 0;
+        while done < self.piece.len {
+            let len = usize::try_from(self.piece.len - done).unwrap_or(usize::MAX).min(buf.len());
+            file.read(self.piece.offset + done, &mut buf[..len]).map_err(|error| self.read_error(error))?;
+            each(&buf[..len])?;
+            done += len as u64;
+        }
+        Ok(())
+    }
+
+    fn read_error(&self, error: std::io::Error) -> Error {
+        match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                Error::Invalid(format!("{}: became shorter while it was imported", self.found.place.display()))
+            }
+            _ => Error::io(&self.found.place, error),
+        }
+    }
+
+    /// Makes the piece a blob behind `header`.
+    fn blob(&self, stage: &Stage, header: &[u8], named: Option<&[u8]>, buf: &mut [u8]) -> Result<(Place, bool)> {
+        let len = header.len() as u64 + self.piece.len;
+        let hasher_of = |header: &[u8]| {
+            let mut hasher = Hasher::new();
+            hasher.update(header);
+            hasher
+        };
+        let mut named_hasher = named.map(hasher_of);
+        let place = |digest, named: Option<Hasher>| {
+            let named = named.map(Hasher::finish);
+            Place::Blob { digest, len, offset: header.len() as u64, named }
+        };
+        if self.hash_first || self.piece.len <= buf.len() as u64 {
+            let mut hasher = hasher_of(header);
+            self.for_each_chunk(buf, |chunk| {
+                hasher.update(chunk);
+                named_hasher.iter_mut().for_each(|named| named.update(chunk));
+                Ok(())
+            })?;
+            let digest = hasher.finish();
+            if stage.has(&digest, len) {
+                return Ok((place(digest, named_hasher), false));
+            }
+            named_hasher = named.map(hasher_of);
+        }
+        let mut draft = stage.draft()?;
+        draft.write(header)?;
+        self.for_each_chunk(buf, |chunk| {
+            named_hasher.iter_mut().for_each(|named| named.update(chunk));
+            draft.write(chunk)
+        })?;
+        let (digest, added) = stage.add(draft)?;
+        Ok((place(digest, named_hasher), added))
+    }
+
+    /// Bytes between tensors: zeros, a few in the recipe, or a blob.
+    fn between(&self, stage: &Stage, buf: &mut [u8]) -> Result<(Place, bool)> {
+        let mut zeros = true;
+        self.for_each_chunk(buf, |chunk| {
+            zeros &= chunk.iter().all(|&byte| byte == 0);
+            Ok(())
+        })?;
+        match self.piece.len {
+            _ if zeros => Ok((Place::Zeros, false)),
+            // One chunk holds it, so the buffer still does.
+            len if len <= INLINE => Ok((Place::Inline(buf[..len as usize].to_vec()), false)),
+            _ => self.blob(stage, &[], None, buf),
+        }
+    }
+}

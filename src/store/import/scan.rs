@@ -1,0 +1,130 @@
+//! What lies below a path that is to be imported: regular files and directories, links followed, nothing opened.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::error::{AtPath, Error, Result};
+use crate::model::check_path;
+
+/// Directories that tools keep beside models; they are no part of one.
+const SKIPPED: [&str; 3] = [".git", ".cache", ".DS_Store"];
+
+/// A regular file.
+#[derive(Debug)]
+pub(super) struct FoundFile {
+    /// Path below the source, `/` between the components.
+    pub path: String,
+    /// Where it is.
+    pub place: PathBuf,
+    /// Its length in bytes.
+    pub len: u64,
+    /// When it last changed.
+    pub mtime: SystemTime,
+}
+
+/// A directory.
+#[derive(Debug)]
+pub(super) struct FoundDir {
+    /// Path below the source.
+    pub path: String,
+    /// When it last changed.
+    pub mtime: SystemTime,
+}
+
+/// Everything below a path.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// The files in order of path.
+    pub files: Vec<FoundFile>,
+    /// The directories in order of path, without the source itself.
+    pub dirs: Vec<FoundDir>,
+    /// What was passed over by name.
+    pub skipped: Vec<PathBuf>,
+}
+
+impl Scan {
+    /// The file of this path.
+    pub fn file(&self, path: &str) -> Option<&FoundFile> {
+        self.files.iter().find(|file| file.path == path)
+    }
+}
+
+/// The metadata of what a path leads to, links followed; only regular files and directories are let through.
+pub(super) fn checked_metadata(path: &Path) -> Result<Metadata> {
+    let metadata = fs::metadata(path).map_err(|error| {
+        let dangling = error.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_ok();
+        let source = if dangling { io::Error::other("is a link to nothing") } else { error };
+        Error::io(path, source)
+    })?;
+    let kind = metadata.file_type();
+    if kind.is_file() || kind.is_dir() {
+        return Ok(metadata);
+    }
+    let what = match kind {
+        _ if kind.is_fifo() => "a FIFO",
+        _ if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(Error::Invalid(format!("{}: is {what}; only regular files can be imported", path.display())))
+}
+
+/// Lists a file or a directory and all below it.
+pub(super) fn scan(path: &Path) -> Result<Scan> {
+    let metadata = checked_metadata(path)?;
+    let mut scan = Scan::default();
+    if metadata.is_file() {
+        let name = name_of(path)?;
+        scan.files.push(found_file(name, path, &metadata));
+        return Ok(scan);
+    }
+    walk(path, "", &mut vec![(metadata.dev(), metadata.ino())], &mut scan)?;
+    scan.files.sort_by(|a, b| a.path.cmp(&b.path));
+    scan.dirs.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(scan)
+}
+
+/// The last component of a path as text.
+pub(super) fn name_of(path: &Path) -> Result<String> {
+    let whole = path.canonicalize().at(path)?;
+    // The name a user gave is kept where it says something: `.` and `..` do not.
+    let last = path.file_name().or_else(|| whole.file_name());
+    let name = last.and_then(|name| name.to_str()).map(str::to_owned);
+    name.ok_or_else(|| Error::Invalid(format!("{}: its name is not UTF-8", path.display())))
+}
+
+fn found_file(path: String, place: &Path, metadata: &Metadata) -> FoundFile {
+    let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    FoundFile { path, place: place.to_owned(), len: metadata.len(), mtime }
+}
+
+fn walk(dir: &Path, prefix: &str, above: &mut Vec<(u64, u64)>, scan: &mut Scan) -> Result<()> {
+    for entry in fs::read_dir(dir).at(dir)? {
+        let place = entry.at(dir)?.path();
+        let name = place.file_name().and_then(|name| name.to_str());
+        let name = name.ok_or_else(|| Error::Invalid(format!("{}: its name is not UTF-8", place.display())))?;
+        if SKIPPED.contains(&name) {
+            scan.skipped.push(place);
+            continue;
+        }
+        let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") };
+        check_path(&path).map_err(|what| Error::Invalid(format!("{}: {what}", place.display())))?;
+        let metadata = checked_metadata(&place)?;
+        if metadata.is_file() {
+            scan.files.push(found_file(path, &place, &metadata));
+            continue;
+        }
+        let identity = (metadata.dev(), metadata.ino());
+        if above.contains(&identity) {
+            return Err(Error::Invalid(format!("{}: is a link to a directory that it is in", place.display())));
+        }
+        let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        scan.dirs.push(FoundDir { path: path.clone(), mtime });
+        above.push(identity);
+        walk(&place, &path, above, scan)?;
+        above.pop();
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! Writing blobs: to temporary files in the store, hashed while written, made durable together, then renamed.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use tempfile::{NamedTempFile, TempPath};
+
+use super::{Lock, Store};
+use crate::digest::{Digest, Hasher};
+use crate::error::{AtPath, Error, Result};
+
+/// Staged bytes after which the finished blobs are made durable and renamed.
+const BATCH: u64 = 4 << 30;
+
+/// The blobs that one command adds. Unless [`Stage::keep`] is called, dropping it takes all of them away again.
+///
+/// Holding the writers' lock makes that safe: no other process can have come to rely on them.
+pub(super) struct Stage<'a> {
+    store: &'a Store,
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    staged: HashMap<Digest, TempPath>,
+    staged_bytes: u64,
+    renamed: Vec<PathBuf>,
+    keep: bool,
+}
+
+/// A blob being written.
+pub(super) struct Draft {
+    file: NamedTempFile,
+    hasher: Hasher,
+    len: u64,
+}
+
+impl Draft {
+    /// Appends bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hasher.update(bytes);
+        self.len += bytes.len() as u64;
+        self.file.as_file_mut().write_all(bytes).at(self.file.path())
+    }
+}
+
+impl<'a> Stage<'a> {
+    /// Begins; what an earlier command left behind in `.wmount/tmp` when it was killed is removed.
+    pub fn new(store: &'a Store, _lock: &Lock) -> Result<Stage<'a>> {
+        let dir = store.own_path("tmp")?;
+        if dir.exists() {
+            fs::remove_dir_all(&dir).at(&dir)?;
+        }
+        fs::create_dir(&dir).at(&dir)?;
+        Ok(Stage { store, dir, state: Mutex::default() })
+    }
+
+    /// Whether the store has the blob, with this length, or will have it.
+    pub fn has(&self, digest: &Digest, len: u64) -> bool {
+        if self.lock().staged.contains_key(digest) {
+            return true;
+        }
+        match fs::metadata(self.store.blob_path(digest)) {
+            Ok(metadata) if metadata.is_file() && metadata.len() == len => true,
+            Ok(metadata) => {
+                tracing::warn!("blob {digest} has {} bytes, not {len}: it is replaced", metadata.len());
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// A new blob to write to.
+    pub fn draft(&self) -> Result<Draft> {
+        let file = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
+        Ok(Draft { file, hasher: Hasher::new(), len: 0 })
+    }
+
+    /// Takes a finished blob; `false` if the store had it already.
+    pub fn add(&self, draft: Draft) -> Result<(Digest, bool)> {
+        let digest = draft.hasher.clone().finish();
+        if self.has(&digest, draft.len) {
+            return Ok((digest, false));
+        }
+        let file = draft.file.as_file();
+        file.set_permissions(Permissions::from_mode(0o444)).at(draft.file.path())?;
+        start_writeback(file);
+        let mut state = self.lock();
+        // Two threads may have written the same bytes at once.
+        if state.staged.contains_key(&digest) {
+            return Ok((digest, false));
+        }
+        state.staged.insert(digest, draft.file.into_temp_path());
+        state.staged_bytes += draft.len;
+        if state.staged_bytes >= BATCH {
+            self.rename(&mut state)?;
+        }
+        Ok((digest, true))
+    }
+
+    /// Stores bytes that are in memory; `false` if the store had them already.
+    pub fn add_bytes(&self, bytes: &[u8]) -> Result<(Digest, bool)> {
+        let digest = Digest::of(bytes);
+        if self.has(&digest, bytes.len() as u64) {
+            return Ok((digest, false));
+        }
+        let mut draft = self.draft()?;
+        draft.write(bytes)?;
+        self.add(draft)
+    }
+
+    /// Makes all blobs durable and gives them their names.
+    pub fn flush(&self) -> Result<()> {
+        self.rename(&mut self.lock())
+    }
+
+    /// The blobs stay: a manifest names them.
+    pub fn keep(&self) {
+        self.lock().keep = true;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn rename(&self, state: &mut State) -> Result<()> {
+        if state.staged.is_empty() {
+            return Ok(());
+        }
+        let paths: Vec<&Path> = state.staged.values().map(AsRef::as_ref).collect();
+        sync_files(&self.dir, &paths)?;
+        for (digest, temporary) in std::mem::take(&mut state.staged) {
+            let path = self.store.blob_path(&digest);
+            temporary.persist(&path).map_err(|error| Error::io(&path, error.error))?;
+            state.renamed.push(path);
+        }
+        state.staged_bytes = 0;
+        sync_dir(&self.store.root.join("blobs"))
+    }
+}
+
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !state.keep {
+            for path in &state.renamed {
+                let _ = fs::remove_file(path);
+            }
+        }
+        state.staged.clear();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Writes a file by way of a temporary one: it is there whole or not at all, and durable.
+pub(super) fn write_durably(temporary_dir: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
+    let parent = path.parent().expect("the files of a store have a parent");
+    fs::create_dir_all(parent).at(parent)?;
+    let mut file = NamedTempFile::new_in(temporary_dir).at(temporary_dir)?;
+    file.write_all(bytes).at(file.path())?;
+    file.as_file().set_permissions(Permissions::from_mode(0o644)).at(file.path())?;
+    file.as_file().sync_all().at(file.path())?;
+    file.persist(path).map_err(|error| Error::io(path, error.error))?;
+    let mut dir = Some(parent);
+    // The directories may be new, each an entry of the one above it.
+    while let Some(above) = dir.filter(|dir| dir.file_name().is_some_and(|name| name != "manifests")) {
+        sync_dir(above)?;
+        dir = above.parent();
+    }
+    dir.map_or(Ok(()), sync_dir)
+}
+
+/// Makes the entries of a directory durable.
+pub(super) fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|dir| dir.sync_all()).at(dir)
+}
+
+/// Makes the content of many files durable: one `syncfs` is far cheaper than an `fsync` for each.
+fn sync_files(dir: &Path, paths: &[&Path]) -> Result<()> {
+    /// Below this many the rest of the file system is not made to wait for us.
+    const FEW: usize = 4;
+    if cfg!(target_os = "linux") && paths.len() > FEW {
+        return sync_file_system(dir);
+    }
+    paths.iter().try_for_each(|path| File::open(path).and_then(|file| file.sync_all()).at(path))
+}
+
+#[cfg(target_os = "linux")]
+fn sync_file_system(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|dir| Ok(rustix::fs::syncfs(&dir)?)).at(dir)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn sync_file_system(dir: &Path) -> Result<()> {
+    sync_dir(dir)
+}
+
+/// Asks the kernel to begin writing the file out, so that the sync at the end finds little to do.
+fn start_writeback(file: &File) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the descriptor is open; the call touches no memory of ours. It is advice: its failure changes nothing.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
+}

@@ -1,0 +1,109 @@
+//! Hashing blobs against their names.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::{Found, Store};
+use crate::digest::{Digest, Hasher};
+use crate::error::{Error, Result};
+
+/// What `verify` found.
+#[derive(Debug, Default, serde::Serialize)]
+pub struct VerifyReport {
+    /// Blobs hashed.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What is wrong.
+    pub damaged: Vec<Damage>,
+}
+
+/// A blob or manifest that is not what it should be.
+#[derive(Debug, serde::Serialize)]
+pub struct Damage {
+    /// The blob; `None` for a manifest that cannot be read.
+    pub digest: Option<Digest>,
+    /// What is wrong with it.
+    pub fault: String,
+    /// The models that it hurts.
+    pub models: Vec<String>,
+}
+
+impl Store {
+    /// Hashes the blobs of these models, on all cores; `advance` is told of the bytes done.
+    pub fn verify(&self, models: &[Found], advance: &(dyn Fn(u64) + Sync)) -> Result<VerifyReport> {
+        let mut report = VerifyReport::default();
+        let mut users: BTreeMap<(Digest, u64), Vec<String>> = BTreeMap::new();
+        for found in models {
+            let model = found.name.to_string();
+            match self.manifest(found) {
+                Ok(manifest) => {
+                    for layer in manifest.blobs() {
+                        let users = users.entry((layer.digest, layer.size)).or_default();
+                        if users.last() != Some(&model) {
+                            users.push(model.clone());
+                        }
+                    }
+                }
+                Err(error) => {
+                    report.damaged.push(Damage { digest: None, fault: error.to_string(), models: vec![model] });
+                }
+            }
+        }
+        let blobs: Vec<((Digest, u64), Vec<String>)> = users.into_iter().collect();
+        let (next, bytes, damaged) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
+        let worker = || {
+            while let Some(((digest, size), models)) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match self.check_blob(digest, *size, advance) {
+                    Ok(()) => _ = bytes.fetch_add(*size, Ordering::Relaxed),
+                    Err(fault) => {
+                        let damage = Damage { digest: Some(*digest), fault, models: models.clone() };
+                        damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(damage);
+                    }
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..super::import::cores()).for_each(|_| _ = scope.spawn(worker)));
+        report.blobs = blobs.len() as u64;
+        report.bytes = bytes.into_inner();
+        report.damaged.extend(damaged.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
+        report.damaged.sort_by_key(|damage| damage.digest);
+        Ok(report)
+    }
+
+    /// Bytes of the blobs of these models, as far as their manifests can be read.
+    pub fn total_bytes(&self, models: &[Found]) -> u64 {
+        let manifests = models.iter().filter_map(|found| self.manifest(found).ok());
+        let blobs: BTreeMap<Digest, u64> =
+            manifests.flat_map(|manifest| manifest.blobs().map(|l| (l.digest, l.size)).collect::<Vec<_>>()).collect();
+        blobs.values().sum()
+    }
+
+    /// Why a blob is damaged, if it is.
+    fn check_blob(&self, digest: &Digest, size: u64, advance: &(dyn Fn(u64) + Sync)) -> Result<(), String> {
+        let say = |error: Error| match error {
+            Error::Damaged { fault, .. } => fault,
+            other => other.to_string(),
+        };
+        let file = self.blobs.open(digest).map_err(say)?;
+        let len = file.metadata().map_err(|error| error.to_string())?.len();
+        if len != size {
+            return Err(format!("it has {len} bytes, its manifest says {size}"));
+        }
+        let mut hasher = Hasher::new();
+        let mut buf = vec![0; 1 << 20];
+        let mut offset = 0;
+        while offset < size {
+            let part = &mut buf[..usize::try_from(size - offset).unwrap_or(usize::MAX).min(1 << 20)];
+            self.blobs().read_exact(digest, offset, part).map_err(say)?;
+            hasher.update(part);
+            offset += part.len() as u64;
+            advance(part.len() as u64);
+        }
+        match hasher.finish() {
+            actual if actual == *digest => Ok(()),
+            actual => Err(format!("its content has the digest {actual}")),
+        }
+    }
+}

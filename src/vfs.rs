@@ -1,0 +1,450 @@
+//! What a front serves: lookup, attributes, entries and reads by inode number, with no kernel type in it.
+//!
+//! A read needs no handle. The one lock on the way is around the snapshot and held for a clone, never across I/O.
+//! Nodes that were handed out stay readable when their model is gone from the snapshot: open files still name them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use dashmap::DashMap;
+use serde_json::{Value, json};
+
+use crate::error::{AtPath, Error, Result};
+use crate::layout;
+use crate::store::{Found, Lease, Store};
+use crate::tree::{Body, Node, SkeletonDir, Step, Tree, number};
+
+pub use crate::tree::{Kind, ROOT};
+
+/// Our own directory in the mount.
+const OWN_DIR: &str = ".wmount";
+/// The one file in it.
+const STATUS: &str = "status.json";
+/// How long a status is shown before it is made anew.
+const STATUS_AGE: Duration = Duration::from_millis(100);
+/// Problems that the status remembers.
+const PROBLEMS: usize = 20;
+
+/// Attributes of a directory or file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: u64,
+    /// Directory or file.
+    pub kind: Kind,
+    /// Size in bytes, 0 for directories.
+    pub size: u64,
+    /// Number of names.
+    pub nlink: u32,
+    /// When the content last changed.
+    pub mtime: SystemTime,
+    /// Whether the name that led here may come to mean something else while mounted, or nothing.
+    pub fleeting: bool,
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone)]
+pub struct Child {
+    /// Its name.
+    pub name: Box<str>,
+    /// Its inode number.
+    pub ino: u64,
+    /// Directory or file.
+    pub kind: Kind,
+}
+
+/// The entries of a directory, without `.` and `..`, in order of name.
+#[derive(Debug, Clone)]
+pub struct Listing {
+    /// The directory above, for `..`.
+    pub parent: u64,
+    /// The entries.
+    pub children: Arc<[Child]>,
+}
+
+/// Room on the file system of the store.
+#[derive(Debug, Clone, Copy)]
+pub struct Space {
+    /// Bytes of a block.
+    pub block_size: u64,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free: u64,
+    /// Models in the store.
+    pub files: u64,
+}
+
+/// An inode that was handed out.
+#[derive(Debug, Clone)]
+struct Inode {
+    parent: u64,
+    what: What,
+}
+
+#[derive(Debug, Clone)]
+enum What {
+    /// A directory of the skeleton: by path, since the next snapshot has another one there.
+    Skeleton(Arc<str>),
+    Node(Arc<Node>),
+    Status(Arc<Status>),
+}
+
+/// A status as it was when it was asked for: its number means one content, like any other.
+#[derive(Debug)]
+struct Status {
+    ino: u64,
+    made: Instant,
+    mtime: SystemTime,
+    text: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// The tree of a store.
+#[derive(Debug)]
+pub struct Vfs {
+    store: Arc<Store>,
+    tree: RwLock<Arc<Tree>>,
+    inodes: DashMap<u64, Inode>,
+    /// Models with open files, how many, and what keeps their blobs from `gc`.
+    open: Mutex<HashMap<Arc<Found>, (u64, Option<Lease>)>>,
+    counters: [Counters; 5],
+    started: SystemTime,
+    facts: Mutex<serde_json::Map<String, Value>>,
+    problems: Mutex<VecDeque<String>>,
+    status: Mutex<Option<Arc<Status>>>,
+}
+
+impl Vfs {
+    /// The tree of a store; no model is read yet.
+    pub fn new(store: Arc<Store>) -> Result<Vfs> {
+        let tree = Tree::new(&store, store.find()?, None);
+        let inodes = DashMap::new();
+        inodes.insert(ROOT, Inode { parent: ROOT, what: What::Skeleton("".into()) });
+        Ok(Vfs {
+            store,
+            tree: RwLock::new(Arc::new(tree)),
+            inodes,
+            open: Mutex::default(),
+            counters: Default::default(),
+            started: SystemTime::now(),
+            facts: Mutex::default(),
+            problems: Mutex::default(),
+            status: Mutex::default(),
+        })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// The current snapshot.
+    pub fn tree(&self) -> Arc<Tree> {
+        self.tree.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Looks at the store's manifests again; `true` if models came, went or changed.
+    pub fn refresh(&self) -> Result<bool> {
+        let found = self.store.find()?;
+        let old = self.tree();
+        if old.entries().iter().map(|entry| &*entry.found).eq(found.iter()) {
+            return Ok(false);
+        }
+        let new = Arc::new(Tree::new(&self.store, found, Some(&old)));
+        *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(true)
+    }
+
+    /// Adds a fact to the status, such as the front's number of threads.
+    pub fn describe(&self, key: &str, value: Value) {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).insert(key.into(), value);
+    }
+
+    fn inode(&self, ino: u64) -> Result<Inode> {
+        self.inodes.get(&ino).map(|inode| inode.clone()).ok_or(Error::Stale(ino))
+    }
+
+    /// The entry `name` of a directory.
+    pub fn lookup(&self, dir: u64, name: &str) -> Result<Attr> {
+        let found = match self.inode(dir)?.what {
+            What::Node(node) => self.hand_out(dir, What::Node(node.child(name)?.clone()), false),
+            What::Skeleton(path) => self.step(dir, &path, name),
+            What::Status(_) => Err(Error::NotDir),
+        };
+        found.inspect_err(|error| self.note(error, None))
+    }
+
+    fn step(&self, dir: u64, path: &str, name: &str) -> Result<Attr> {
+        let below = |path: &str| if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
+        if path.is_empty() && name != OWN_DIR && !is_layout(name) {
+            return Err(Error::NotFound(name.into()));
+        }
+        if path == OWN_DIR {
+            return match name {
+                STATUS => self.hand_out(dir, What::Status(self.current_status()), true),
+                _ => Err(Error::NotFound(below(path))),
+            };
+        }
+        if path.is_empty() {
+            return self.hand_out(dir, What::Skeleton(name.into()), false);
+        }
+        let tree = self.tree();
+        let skeleton = tree.dir(path).ok_or_else(|| Error::NotFound(path.into()))?;
+        match skeleton.child(name)? {
+            Step::Dir(_) => self.hand_out(dir, What::Skeleton(below(path).into()), true),
+            Step::Node(node) => self.hand_out(dir, What::Node(node), true),
+        }
+    }
+
+    /// Remembers an inode that the front now knows.
+    fn hand_out(&self, parent: u64, what: What, fleeting: bool) -> Result<Attr> {
+        let attr = self.attr_of(&what)?;
+        let inode = Inode { parent, what };
+        if let Some(other) = self.inodes.insert(attr.ino, inode.clone()) {
+            // 63 bits of a sha256: with a million inodes one pair in ten million mounts.
+            if !same(&other.what, &inode.what) {
+                tracing::error!("two paths have the inode number {}", attr.ino);
+            }
+        }
+        Ok(Attr { fleeting, ..attr })
+    }
+
+    /// The attributes of an inode.
+    pub fn attr(&self, ino: u64) -> Result<Attr> {
+        self.attr_of(&self.inode(ino)?.what)
+    }
+
+    fn attr_of(&self, what: &What) -> Result<Attr> {
+        let dir = |ino, nlink, mtime: Option<SystemTime>| Attr {
+            ino,
+            kind: Kind::Dir,
+            size: 0,
+            nlink,
+            mtime: mtime.unwrap_or(SystemTime::UNIX_EPOCH),
+            fleeting: false,
+        };
+        match what {
+            What::Node(node) => Ok(Attr {
+                ino: node.ino,
+                kind: node.kind(),
+                size: node.size(),
+                nlink: node.nlink,
+                mtime: node.mtime,
+                fleeting: false,
+            }),
+            What::Status(status) => Ok(Attr {
+                ino: status.ino,
+                kind: Kind::File,
+                size: status.text.len() as u64,
+                nlink: 1,
+                mtime: status.mtime,
+                fleeting: true,
+            }),
+            What::Skeleton(path) => {
+                let tree = self.tree();
+                if path.is_empty() {
+                    return Ok(dir(ROOT, 3 + layout::all().len() as u32, tree.newest()));
+                }
+                if &**path == OWN_DIR {
+                    return Ok(dir(number(&["skeleton", OWN_DIR], &[]), 2, tree.newest()));
+                }
+                let skeleton = tree.dir(path).ok_or_else(|| Error::NotFound(path.to_string()))?;
+                Ok(dir(skeleton.ino(), skeleton.nlink(), skeleton.mtime))
+            }
+        }
+    }
+
+    /// The entries of a directory.
+    pub fn entries(&self, dir: u64) -> Result<Listing> {
+        let inode = self.inode(dir)?;
+        let child = |(name, ino, kind): (Box<str>, u64, Kind)| Child { name, ino, kind };
+        let children = match &inode.what {
+            What::Status(_) => return Err(Error::NotDir),
+            What::Node(node) => match &node.body {
+                Body::File(_) => return Err(Error::NotDir),
+                Body::Dir(children) => {
+                    children.iter().map(|(name, node)| child((name.clone(), node.ino, node.kind()))).collect()
+                }
+            },
+            What::Skeleton(path) if path.is_empty() => {
+                let mut names: Vec<&str> = layout::all().iter().map(|layout| layout.name()).collect();
+                names.push(OWN_DIR);
+                names.sort_unstable();
+                names.iter().map(|name| child(((*name).into(), number(&["skeleton", name], &[]), Kind::Dir))).collect()
+            }
+            What::Skeleton(path) if &**path == OWN_DIR => {
+                vec![child((STATUS.into(), self.current_status().ino, Kind::File))].into()
+            }
+            What::Skeleton(path) => {
+                let tree = self.tree();
+                let skeleton: &SkeletonDir = tree.dir(path).ok_or_else(|| Error::NotFound(path.to_string()))?;
+                let entries = skeleton.entries().inspect_err(|error| self.note(error, None))?;
+                entries.into_iter().map(child).collect()
+            }
+        };
+        Ok(Listing { parent: inode.parent, children })
+    }
+
+    /// Keeps the blobs of a file's model from `gc` until [`Vfs::release`].
+    pub fn open(&self, ino: u64) -> Result<()> {
+        match self.inode(ino)?.what {
+            What::Skeleton(_) => Err(Error::IsDir),
+            What::Status(_) => Ok(()),
+            What::Node(node) => {
+                let Body::File(file) = &node.body else { return Err(Error::IsDir) };
+                let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+                let (count, _) = open.entry(file.model.clone()).or_insert_with(|| (0, self.store.lease(&file.model)));
+                *count += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// The reverse of [`Vfs::open`].
+    pub fn release(&self, ino: u64) {
+        let Ok(Inode { what: What::Node(node), .. }) = self.inode(ino) else { return };
+        let Body::File(file) = &node.body else { return };
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((count, _)) = open.get_mut(&file.model) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&file.model);
+            }
+        }
+    }
+
+    /// Reads from a file into `buf` and returns how many bytes there were: fewer than asked only at its end.
+    pub fn read(&self, ino: u64, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        match self.inode(ino)?.what {
+            What::Skeleton(_) => Err(Error::IsDir),
+            What::Status(status) => {
+                let rest = usize::try_from(offset).ok().and_then(|at| status.text.get(at..)).unwrap_or_default();
+                let len = rest.len().min(buf.len());
+                buf[..len].copy_from_slice(&rest[..len]);
+                Ok(len)
+            }
+            What::Node(node) => {
+                let Body::File(file) = &node.body else { return Err(Error::IsDir) };
+                let read = file.content.read(self.store.blobs(), offset, buf);
+                let len = read.inspect_err(|error| self.note(error, Some(&file.model)))?;
+                let counters = &self.counters[file.layout];
+                counters.reads.fetch_add(1, Ordering::Relaxed);
+                counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
+                Ok(len)
+            }
+        }
+    }
+
+    /// Room on the file system of the store.
+    pub fn space(&self) -> Result<Space> {
+        let (block_size, blocks, free) = self.store.space().at(self.store.root())?;
+        Ok(Space { block_size, blocks, free, files: self.tree().entries().len() as u64 })
+    }
+
+    /// Logs damage and remembers it for the status; a name that is not there is no damage.
+    fn note(&self, error: &Error, model: Option<&Found>) {
+        if matches!(error, Error::NotFound(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
+            return;
+        }
+        let text = match model {
+            Some(found) => format!("model {}: {error}{}", found.name, self.tensors_in(error, found)),
+            None => error.to_string(),
+        };
+        tracing::error!("{text}");
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        if problems.back() != Some(&text) {
+            problems.push_back(text);
+        }
+        while problems.len() > PROBLEMS {
+            problems.pop_front();
+        }
+    }
+
+    /// Which tensors or files of the model a damaged blob holds, in words.
+    fn tensors_in(&self, error: &Error, found: &Found) -> String {
+        let (Error::Damaged { digest, .. }, Ok(model)) = (error, self.store.load(found)) else { return String::new() };
+        let tensors = model.tensors.iter().chain(&model.other_tensors);
+        let tensors = tensors.filter(|tensor| tensor.blob == *digest).map(|tensor| format!("tensor {:?}", tensor.name));
+        let files = model.files.iter().filter(|file| file.blob == *digest).map(|file| format!("file {:?}", file.path));
+        let names: Vec<String> = tensors.chain(files).take(4).collect();
+        if names.is_empty() { String::new() } else { format!("; it holds {}", names.join(", ")) }
+    }
+
+    fn current_status(&self) -> Arc<Status> {
+        let mut current = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(status) = current.as_ref().filter(|status| status.made.elapsed() < STATUS_AGE) {
+            return status.clone();
+        }
+        let text = self.status_text();
+        let mtime = SystemTime::now();
+        let unique = current.as_ref().map_or(0, |status| status.ino);
+        let ino = number(&["status"], &[&text, &unique.to_le_bytes()]);
+        // The kernel reads a status soon after it looked it up; older ones are let go of.
+        if let Some(old) = current.as_ref().filter(|status| status.made.elapsed() > Duration::from_secs(60)) {
+            self.inodes.remove(&old.ino);
+        }
+        current.insert(Arc::new(Status { ino, made: Instant::now(), mtime, text })).clone()
+    }
+
+    /// The status as JSON.
+    pub fn status_text(&self) -> Vec<u8> {
+        let tree = self.tree();
+        let seconds = |time: SystemTime| crate::model::to_unix(time).0;
+        let model = |entry: &Arc<crate::tree::Entry>| json!({"model": entry.found.name.to_string(), "path": entry.path, "written": seconds(entry.found.written)});
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let layouts = layout::all().into_iter().zip(&self.counters).map(|(layout, counters)| {
+            (layout.name().to_owned(), json!({"reads": count(&counters.reads), "bytes": count(&counters.bytes)}))
+        });
+        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut status = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "store": self.store.root(),
+            "pid": std::process::id(),
+            "started": seconds(self.started),
+            "models": tree.entries().iter().map(model).collect::<Vec<_>>(),
+            "reads": self.counters.iter().map(|counters| count(&counters.reads)).sum::<u64>(),
+            "bytes_read": self.counters.iter().map(|counters| count(&counters.bytes)).sum::<u64>(),
+            "layouts": layouts.collect::<serde_json::Map<_, _>>(),
+            "problems": problems,
+        });
+        if let Some(status) = status.as_object_mut() {
+            status.extend(self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        }
+        let mut text = serde_json::to_vec_pretty(&status).expect("a status is plain data");
+        text.push(b'\n');
+        text
+    }
+
+    /// The inode at a path from the root, `/` between the components.
+    pub fn resolve(&self, path: &str) -> Result<Attr> {
+        let parts = path.split('/').filter(|part| !part.is_empty());
+        parts.fold(self.attr(ROOT), |attr, part| {
+            self.lookup(attr?.ino, part).map_err(|error| match error {
+                Error::NotFound(_) => Error::NotFound(path.into()),
+                other => other,
+            })
+        })
+    }
+}
+
+fn is_layout(name: &str) -> bool {
+    layout::all().iter().any(|layout| layout.name() == name)
+}
+
+/// Whether two inodes of one number are the same thing.
+fn same(a: &What, b: &What) -> bool {
+    match (a, b) {
+        (What::Skeleton(a), What::Skeleton(b)) => a == b,
+        (What::Node(a), What::Node(b)) => (a.kind(), a.size(), a.mtime) == (b.kind(), b.size(), b.mtime),
+        (What::Status(_), What::Status(_)) => true,
+        _ => false,
+    }
+}
