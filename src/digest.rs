@@ -25,7 +25,7 @@ impl Digest {
 
     /// The file name of the blob: `sha256-<64 hex>`.
     pub fn file_name(&self) -> String {
-        format!("sha256-{}", hex::encode(self.0))
+        format!("sha256-{}", self.hex())
     }
 
     /// Reads a blob's file name; `None` for anything but `sha256-` and 64 lower-case hex digits.
@@ -37,7 +37,13 @@ impl Digest {
         Self::from_hex(text)
     }
 
-    fn from_hex(text: &str) -> Option<Digest> {
+    /// The 64 hex digits.
+    pub fn hex(&self) -> String {
+        hex::encode(self.0)
+    }
+
+    /// Reads 64 hex digits of either case.
+    pub fn from_hex(text: &str) -> Option<Digest> {
         let mut bytes = [0; 32];
         hex::decode_to_slice(text, &mut bytes).ok()?;
         Some(Digest(bytes))
@@ -53,7 +59,7 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sha256:{}", hex::encode(self.0))
+        write!(f, "sha256:{}", self.hex())
     }
 }
 

@@ -10,6 +10,9 @@ use std::fmt;
 use crate::digest::{Digest, Hasher};
 use crate::error::Result;
 
+/// Runs of zeros up to this length are cheaper as part of an inline neighbour than as an extent.
+pub(crate) const SHORT_ZEROS: u64 = 64;
+
 /// Where blobs are read from.
 pub trait Blobs: Send + Sync {
     /// Fills `buf` with the bytes of the blob from `offset` on, all of them or an error.
@@ -103,11 +106,11 @@ impl ExtentMap {
 
     /// Appends `len` zeros.
     pub fn push_zeros(&mut self, len: u64) {
-        /// Shorter runs are cheaper as part of an inline neighbour than as an extent.
-        const SHORT: u64 = 64;
         match self.sources.last() {
             Some(Source::Zeros) => self.size += len,
-            Some(Source::Inline(_)) if len <= SHORT => self.push_inline(&[0; SHORT as usize][..len as usize]),
+            Some(Source::Inline(_)) if len <= SHORT_ZEROS => {
+                self.push_inline(&[0; SHORT_ZEROS as usize][..len as usize])
+            }
             _ => self.push(Source::Zeros, len),
         }
     }

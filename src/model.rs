@@ -70,7 +70,7 @@ fn check_part(what: &str, text: &str, max: usize, others: &str) -> Result<(), Er
     let shown: String = text.chars().take(80).collect();
     let others: Vec<String> = others.chars().map(String::from).collect();
     Err(Error::Invalid(format!(
-        "{shown:?} is no valid {what}: it takes 1 to {max} of A-Z a-z 0-9 {}, the first a letter, a digit or _",
+        "{shown:?} is no valid {what} of a model's name: it takes 1 to {max} of A-Z a-z 0-9 {}, the first a letter, a digit or _",
         others.join(" ")
     )))
 }
@@ -209,6 +209,11 @@ pub struct SourceDir {
 }
 
 impl Source {
+    /// Whether it is one file and no directory.
+    pub fn is_file(&self) -> bool {
+        self.dirs.is_empty() && matches!(&self.files[..], [file] if file.path == self.name)
+    }
+
     /// The newest time of any of its files.
     pub fn modified(&self) -> SystemTime {
         self.files.iter().map(|file| file.mtime).max().unwrap_or(SystemTime::UNIX_EPOCH)

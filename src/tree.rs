@@ -87,6 +87,9 @@ impl Node {
     }
 }
 
+/// The nodes at the anchors of one layout.
+type Anchored = Arc<Vec<Arc<Node>>>;
+
 /// A model in the snapshot, read and planned when first touched.
 #[derive(Debug)]
 pub struct Entry {
@@ -97,7 +100,7 @@ pub struct Entry {
     store: Arc<Store>,
     // Errors are not kept: damage that is mended is gone.
     model: Mutex<Option<Arc<Model>>>,
-    plans: [Mutex<Option<Arc<Vec<Arc<Node>>>>>; 5],
+    plans: [Mutex<Option<Anchored>>; 5],
 }
 
 impl Entry {
@@ -112,7 +115,7 @@ impl Entry {
     }
 
     /// The nodes at the anchors of a layout.
-    fn planned(&self, layout: usize) -> Result<Arc<Vec<Arc<Node>>>> {
+    fn planned(&self, layout: usize) -> Result<Anchored> {
         once(&self.plans[layout], || {
             let view = layout::all()[layout];
             let branches = view.plan(&*self.model()?, Files(self.store.blobs()))?;

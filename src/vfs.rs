@@ -101,6 +101,13 @@ struct Status {
     text: Vec<u8>,
 }
 
+/// The open files of a model.
+#[derive(Debug)]
+struct OpenFiles {
+    count: u64,
+    _lease: Option<Lease>,
+}
+
 #[derive(Debug, Default)]
 struct Counters {
     reads: AtomicU64,
@@ -113,8 +120,8 @@ pub struct Vfs {
     store: Arc<Store>,
     tree: RwLock<Arc<Tree>>,
     inodes: DashMap<u64, Inode>,
-    /// Models with open files, how many, and what keeps their blobs from `gc`.
-    open: Mutex<HashMap<Arc<Found>, (u64, Option<Lease>)>>,
+    /// Models with open files; each keeps its blobs from `gc`.
+    open: Mutex<HashMap<Arc<Found>, OpenFiles>>,
     counters: [Counters; 5],
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
@@ -301,8 +308,8 @@ impl Vfs {
             What::Node(node) => {
                 let Body::File(file) = &node.body else { return Err(Error::IsDir) };
                 let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-                let (count, _) = open.entry(file.model.clone()).or_insert_with(|| (0, self.store.lease(&file.model)));
-                *count += 1;
+                let files = open.entry(file.model.clone());
+                files.or_insert_with(|| OpenFiles { count: 0, _lease: self.store.lease(&file.model) }).count += 1;
                 Ok(())
             }
         }
@@ -313,9 +320,9 @@ impl Vfs {
         let Ok(Inode { what: What::Node(node), .. }) = self.inode(ino) else { return };
         let Body::File(file) = &node.body else { return };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((count, _)) = open.get_mut(&file.model) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(files) = open.get_mut(&file.model) {
+            files.count -= 1;
+            if files.count == 0 {
                 open.remove(&file.model);
             }
         }

@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use crate::error::{AtPath, Error, Result};
 use crate::front::{mounts, unmount};
 
+/// How long the serving process is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// As many processes are named as fit a line.
 const NAMED: usize = 5;
 
@@ -32,10 +36,30 @@ pub fn run(args: &UmountArgs) -> Result<()> {
             return Err(Error::Invalid(format!("{shown} is a mount of type {}, not a wmount", mount.kind)));
         }
     }
+    let server = if args.lazy { None } else { server_of(&path) };
     match unmount::unmount(&path, args.lazy) {
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Invalid(busy(&path))),
         Err(error) if error.kind() == io::ErrorKind::Other => Err(Error::Invalid(error.to_string())),
-        outcome => outcome.at(&path),
+        outcome => outcome.at(&path).map(|()| server.into_iter().for_each(wait_for_end)),
+    }
+}
+
+/// The process that serves a mount, by its own word; `None` if it does not answer.
+fn server_of(path: &Path) -> Option<u32> {
+    let status = path.join(".wmount/status.json");
+    let (told, heard) = mpsc::channel();
+    // A server that hangs must not hang its own unmounting.
+    std::thread::spawn(move || told.send(fs::read(status)));
+    let status: serde_json::Value = serde_json::from_slice(&heard.recv_timeout(PATIENCE).ok()?.ok()?).ok()?;
+    status["pid"].as_u64()?.try_into().ok()
+}
+
+/// Waits until a process has closed its files, so that the store's own file system can be unmounted next.
+fn wait_for_end(pid: u32) {
+    let began = Instant::now();
+    let runs = || fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|mut files| files.next().is_some());
+    while began.elapsed() < PATIENCE && runs() {
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -113,7 +113,8 @@ mod tests {
         let mut expected = b"AMBEE\x01\0\0\x02\0\0\0\0\0\0\0\0\0\0\0".to_vec();
         expected.extend((bytes.len() as u64 - 30).to_le_bytes());
         expected.extend(b"{}");
-        expected.extend(b"\x02\0ab\x02\x01\0\0\0\x03\0\0\0\x01\x06\0\0\0\0\0\0\0123456");
+        expected.extend(b"\x02\0ab\x02\x01\0\0\0\x03\0\0\0\x01\x06\0\0\0\0\0\0\0");
+        expected.extend(b"123456");
         expected.resize(expected.len().next_multiple_of(8), 0);
         expected.extend(b"\0\0\0\x03\x01\0\0\0\0\0\0\0x");
         expected.resize(expected.len().next_multiple_of(8), 0);

@@ -229,7 +229,7 @@ fn push_entry(text: &mut String, key: &str, dtype: Dtype, shape: &[u64], begin: 
 
 /// Pads with spaces to a multiple of 8 and puts the length before it.
 fn finish(mut text: String) -> Vec<u8> {
-    while text.len() % 8 != 0 {
+    while !text.len().is_multiple_of(8) {
         text.push(' ');
     }
     let mut header = (text.len() as u64).to_le_bytes().to_vec();

@@ -24,12 +24,11 @@ impl Layout for Original {
         for source in &model.sources {
             let mut content = source_branch(source);
             // A source that is a file is not put into a directory of its own name.
-            if let Branch::Dir(children, _) = &mut content {
-                if let (1, true, Some(file)) =
-                    (source.files.len(), source.dirs.is_empty(), children.remove(&source.name))
-                {
-                    content = file;
-                }
+            if source.is_file()
+                && let Branch::Dir(children, _) = &mut content
+                && let Some(file) = children.remove(&source.name)
+            {
+                content = file;
             }
             if let Some(place) = branch.place(&source.name) {
                 *place = content;

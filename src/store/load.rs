@@ -47,7 +47,11 @@ impl Store {
                 }
                 ollama::OWN_RECIPE => {
                     let bytes = self.small_blob(&layer.digest, layer.size, recipe::MAX_RECIPE)?;
-                    let source = recipe::parse(&layer.name, &bytes).map_err(|fault| damaged(layer, fault))?;
+                    let map = |digest: &Digest, len| {
+                        let bytes = self.small_blob(digest, len, recipe::MAX_RECIPE);
+                        bytes.map_err(|error| Fault::new(0, error.to_string()))
+                    };
+                    let source = recipe::parse(&layer.name, &bytes, &map).map_err(|fault| damaged(layer, fault))?;
                     model.sources.push(source);
                 }
                 _ => {}

@@ -55,8 +55,10 @@ impl Store {
     /// Opens a store that exists.
     pub fn open(root: impl AsRef<Path>) -> Result<Store> {
         let root = root.as_ref();
-        let metadata = fs::metadata(root).at(root)?;
-        if !metadata.is_dir() || !root.join("blobs").is_dir() || !root.join("manifests").is_dir() {
+        if !root.exists() {
+            return Err(Error::Invalid(format!("{}: there is no store (wmount import makes one)", root.display())));
+        }
+        if !root.is_dir() || !root.join("blobs").is_dir() || !root.join("manifests").is_dir() {
             return Err(Error::Invalid(format!(
                 "{}: no store: it has no blobs/ and manifests/ (wmount import makes a store)",
                 root.display()

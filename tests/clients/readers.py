@@ -86,7 +86,8 @@ def amb(path: Path) -> Amb:
         tensors[name] = Tensor(AMB_DTYPES[code], shape, take(size))
         assert tensors[name].array().nbytes == size
         assert not any(take(-at % 8)), "padding that is not zero"
-    return Amb(flags, json.loads(sections[0]), json.loads(sections[1]), sections[2], tensors)
+    # A model without config.json, as CoreML packages alone are, has no config section.
+    return Amb(flags, json.loads(sections[0]), json.loads(sections[1] or b"{}"), sections[2], tensors)
 
 
 MIL_DTYPES = {1: "F16", 2: "F32", 3: "U8", 4: "I8", 8: "INT4", 11: "UINT4", 14: "I32"}

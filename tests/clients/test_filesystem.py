@@ -35,7 +35,7 @@ DIRECTORIES = ["coreml/mixed/latest", "safetensors/tiny-llama/latest", "original
 def exported(world, tmp_path_factory):
     """FILES and DIRECTORIES as copies made by `wmount export`, which needs no mount."""
     root = tmp_path_factory.mktemp("exported")
-    for inside in FILES + DIRECTORIES:
+    for inside in DIRECTORIES + FILES:
         dest = root / inside
         if not dest.exists():
             dest.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,12 @@ pub(super) fn manifest(
     };
     for (plan, places) in plans.into_iter().zip(&stored.places) {
         let (source, layers, lens) = source(plan, places);
-        let recipe = recipe::render(&source, |digest| lens[digest]);
+        let mut maps = Vec::new();
+        let recipe = recipe::render(&source, &|digest| lens[digest], &mut |map| {
+            let (digest, _) = stage.add_bytes(&map)?;
+            maps.push(Layer::new(ollama::OWN_FRAGMENT, digest, map.len() as u64, ""));
+            Ok::<_, Error>(digest)
+        })?;
         let old = model.iter().flat_map(|model| &model.sources).find(|old| old.name == source.name);
         if let Some(old) = old {
             if !same_content(old, &source) {
@@ -42,6 +47,9 @@ pub(super) fn manifest(
         }
         add_layers(&mut manifest.layers, layers, &source);
         add_unnamed(&mut manifest.layers, &source, &lens);
+        let missing = |layer: &Layer| !manifest.layers.iter().any(|other| other.digest == layer.digest);
+        maps.retain(missing);
+        manifest.layers.extend(maps);
         let (digest, _) = stage.add_bytes(&recipe)?;
         manifest.layers.push(Layer::new(ollama::OWN_RECIPE, digest, recipe.len() as u64, &source.name));
     }
@@ -143,10 +151,10 @@ fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) {
 fn add_unnamed(layers: &mut Vec<Layer>, source: &Source, lens: &HashMap<Digest, u64>) {
     let mut named: HashSet<Digest> = layers.iter().map(|layer| layer.digest).collect();
     for extent in source.files.iter().flat_map(|file| file.content.extents()) {
-        if let ExtentBytes::Blob { digest, .. } = extent.bytes {
-            if named.insert(digest) {
-                layers.push(Layer::new(ollama::OWN_FRAGMENT, digest, lens[&digest], ""));
-            }
+        if let ExtentBytes::Blob { digest, .. } = extent.bytes
+            && named.insert(digest)
+        {
+            layers.push(Layer::new(ollama::OWN_FRAGMENT, digest, lens[&digest], ""));
         }
     }
 }

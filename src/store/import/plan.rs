@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -224,12 +225,12 @@ fn plan_weights(file: &FoundFile, program: &Path, references: Vec<Reference>) ->
         blobs.insert(blob.metadata, (blob, Vec::new()));
     }
     for reference in references {
-        let offset = reference.offset;
-        if !blobs.contains_key(&offset) {
-            let blob = milblob::parse_blob(&bytes, offset).at(&file.place)?;
-            blobs.insert(offset, (blob, Vec::new()));
-        }
-        let (blob, names) = blobs.get_mut(&offset).expect("inserted above");
+        let (blob, names) = match blobs.entry(reference.offset) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                entry.insert((milblob::parse_blob(&bytes, reference.offset).at(&file.place)?, Vec::new()))
+            }
+        };
         check_reference(&reference, blob).at(program)?;
         names.push(reference);
     }
@@ -245,14 +246,13 @@ fn plan_weights(file: &FoundFile, program: &Path, references: Vec<Reference>) ->
             Some(reference) => (reference.dtype, reference.shape),
             None => (Dtype::U8, vec![blob.size]),
         };
-        let content = Content::Tensor { dtype, shape, names };
         // Several blobs may lie over the same bytes: one piece, all the names.
-        if let Some(Piece { offset, len, content: Content::Tensor { names, .. } }) = parts.last_mut() {
-            if (*offset, *len) == (blob.offset, blob.size) && blob.size > 0 {
-                let Content::Tensor { names: more, .. } = content else { unreachable!("a tensor, built above") };
-                names.extend(more);
-                continue;
-            }
+        if let Some(Piece { offset, len, content: Content::Tensor { names: others, .. } }) = parts.last_mut()
+            && (*offset, *len) == (blob.offset, blob.size)
+            && blob.size > 0
+        {
+            others.extend(names);
+            continue;
         }
         if blob.offset < end && blob.size > 0 {
             let what = format!("the blob at {} overlaps the one before it", blob.metadata);
@@ -262,6 +262,7 @@ fn plan_weights(file: &FoundFile, program: &Path, references: Vec<Reference>) ->
             parts.push(Piece { offset: end, len: blob.offset - end, content: Content::Between });
         }
         end = end.max(blob.offset + blob.size);
+        let content = Content::Tensor { dtype, shape, names };
         parts.push(Piece { offset: blob.offset, len: blob.size, content });
     }
     if end < file.len {
