@@ -4,6 +4,7 @@
 //! cargo run --example tree -- ~/models coreml
 //! ```
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -16,8 +17,8 @@ fn main() -> ExitCode {
     let (store, path) = (args.next().unwrap_or_default(), args.next().unwrap_or_default());
     match show(&store, &path) {
         Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
+            let printed = std::io::stdout().write_all(text.as_bytes());
+            if printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("{error}");

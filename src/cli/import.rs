@@ -16,7 +16,7 @@ use crate::store::import::{Counts, ImportReport, Options, import};
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
     /// What to import
-    #[arg(required = true)]
+    #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// The model's name [default: the name of what is imported]
     #[arg(short, long, value_name = "NAME[:TAG]")]

@@ -11,7 +11,7 @@ use crate::model::ModelName;
 #[derive(Debug, clap::Args)]
 pub struct RmArgs {
     /// The models
-    #[arg(required = true)]
+    #[arg(required = true, value_name = "MODEL")]
     models: Vec<String>,
     /// Print JSON
     #[arg(long)]

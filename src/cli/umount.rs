@@ -57,7 +57,10 @@ fn server_of(path: &Path) -> Option<u32> {
 /// Waits until a process has closed its files, so that the store's own file system can be unmounted next.
 fn wait_for_end(pid: u32) {
     let began = Instant::now();
-    let runs = || fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|mut files| files.next().is_some());
+    // The state follows the name in parentheses. A zombie has closed its files, which a process without an entry in
+    // its table of files has not yet.
+    let state = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']));
+    let runs = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(state);
     while began.elapsed() < PATIENCE && runs() {
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -13,6 +13,7 @@ use crate::store::import::Progress;
 #[derive(Debug, clap::Args)]
 pub struct VerifyArgs {
     /// Only the blobs of these models
+    #[arg(value_name = "MODEL")]
     models: Vec<String>,
     /// Print JSON
     #[arg(long)]

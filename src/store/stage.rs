@@ -83,35 +83,44 @@ impl<'a> Stage<'a> {
 
     /// Takes a finished blob; `false` if the store had it already.
     pub fn add(&self, draft: Draft) -> Result<(Digest, bool)> {
-        let digest = draft.hasher.clone().finish();
-        if self.has(&digest, draft.len) {
-            return Ok((digest, false));
+        let digest = draft.hasher.finish();
+        Ok((digest, self.add_file(draft.file, digest, draft.len)?))
+    }
+
+    /// Stores these parts, whose digest is known, as one blob; `false` if the store had it already.
+    pub fn add_parts(&self, digest: Digest, parts: &[&[u8]]) -> Result<bool> {
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        if self.has(&digest, len) {
+            return Ok(false);
         }
-        let file = draft.file.as_file();
-        file.set_permissions(Permissions::from_mode(0o444)).at(draft.file.path())?;
-        start_writeback(file);
-        let mut state = self.lock();
-        // Two threads may have written the same bytes at once.
-        if state.staged.contains_key(&digest) {
-            return Ok((digest, false));
-        }
-        state.staged.insert(digest, draft.file.into_temp_path());
-        state.staged_bytes += draft.len;
-        if state.staged_bytes >= BATCH {
-            self.rename(&mut state)?;
-        }
-        Ok((digest, true))
+        let mut file = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
+        parts.iter().try_for_each(|part| file.as_file_mut().write_all(part)).at(file.path())?;
+        self.add_file(file, digest, len)
     }
 
     /// Stores bytes that are in memory; `false` if the store had them already.
     pub fn add_bytes(&self, bytes: &[u8]) -> Result<(Digest, bool)> {
         let digest = Digest::of(bytes);
-        if self.has(&digest, bytes.len() as u64) {
-            return Ok((digest, false));
+        Ok((digest, self.add_parts(digest, &[bytes])?))
+    }
+
+    fn add_file(&self, file: NamedTempFile, digest: Digest, len: u64) -> Result<bool> {
+        if self.has(&digest, len) {
+            return Ok(false);
         }
-        let mut draft = self.draft()?;
-        draft.write(bytes)?;
-        self.add(draft)
+        file.as_file().set_permissions(Permissions::from_mode(0o444)).at(file.path())?;
+        start_writeback(file.as_file());
+        let mut state = self.lock();
+        // Two threads may have written the same bytes at once.
+        if state.staged.contains_key(&digest) {
+            return Ok(false);
+        }
+        state.staged.insert(digest, file.into_temp_path());
+        state.staged_bytes += len;
+        if state.staged_bytes >= BATCH {
+            self.rename(&mut state)?;
+        }
+        Ok(true)
     }
 
     /// Makes all blobs durable and gives them their names.

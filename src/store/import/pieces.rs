@@ -108,21 +108,48 @@ fn likeness(piece: &Piece, path: &str) -> Option<Likeness> {
     }
 }
 
+/// What a piece becomes: a blob behind a header, and the header that ollama's blob would have.
+struct Form {
+    header: Vec<u8>,
+    named: Option<Vec<u8>>,
+}
+
+impl Form {
+    /// A blob without a header.
+    const PLAIN: Form = Form { header: Vec::new(), named: None };
+
+    fn hashers(&self) -> (Hasher, Option<Hasher>) {
+        let hasher_of = |header: &Vec<u8>| {
+            let mut hasher = Hasher::new();
+            hasher.update(header);
+            hasher
+        };
+        (hasher_of(&self.header), self.named.as_ref().map(hasher_of))
+    }
+
+    /// The place in a blob of this digest, for a piece of `len` bytes.
+    fn place(&self, digest: Digest, len: u64, named: Option<Hasher>) -> Place {
+        let offset = self.header.len() as u64;
+        Place::Blob { digest, len: offset + len, offset, named: named.map(Hasher::finish) }
+    }
+}
+
 impl Job<'_> {
     /// Stores the piece; also says whether it is new.
     fn run(&self, stage: &Stage, buf: &mut [u8], progress: &dyn Progress) -> Result<(Place, bool)> {
-        let place = match &self.piece.content {
-            Content::File => self.blob(stage, &[], None, buf)?,
-            Content::Tensor { dtype, shape, names } => {
-                let header = safetensors::blob_header(*dtype, shape, self.piece.len);
-                let own = names.iter().find(|name| name.own);
-                let named = own.map(|own| safetensors::named_header(&own.name, *dtype, shape, self.piece.len));
-                self.blob(stage, &header, named.as_deref(), buf)?
-            }
-            Content::Between => self.between(stage, buf)?,
+        let len = self.piece.len;
+        let form = match &self.piece.content {
+            Content::Between => return self.between(stage, buf, progress),
+            Content::File => Form::PLAIN,
+            Content::Tensor { dtype, shape, names } => Form {
+                header: safetensors::blob_header(*dtype, shape, len),
+                named: names
+                    .iter()
+                    .find(|name| name.own)
+                    .map(|own| safetensors::named_header(&own.name, *dtype, shape, len)),
+            },
         };
-        progress.advance(self.piece.len);
-        Ok(place)
+        self.blob(stage, &form, buf, &|bytes| progress.advance(bytes))
     }
 
     /// Reads the piece chunk by chunk.
@@ -147,54 +174,54 @@ impl Job<'_> {
         }
     }
 
-    /// Makes the piece a blob behind `header`.
-    fn blob(&self, stage: &Stage, header: &[u8], named: Option<&[u8]>, buf: &mut [u8]) -> Result<(Place, bool)> {
-        let len = header.len() as u64 + self.piece.len;
-        let hasher_of = |header: &[u8]| {
-            let mut hasher = Hasher::new();
-            hasher.update(header);
-            hasher
-        };
-        let mut named_hasher = named.map(hasher_of);
-        let place = |digest, named: Option<Hasher>| {
-            let named = named.map(Hasher::finish);
-            Place::Blob { digest, len, offset: header.len() as u64, named }
-        };
-        if self.hash_first || self.piece.len <= buf.len() as u64 {
-            let mut hasher = hasher_of(header);
+    /// Makes the piece a blob.
+    fn blob(&self, stage: &Stage, form: &Form, buf: &mut [u8], advance: &dyn Fn(u64)) -> Result<(Place, bool)> {
+        let len = self.piece.len;
+        let in_one_chunk = len <= buf.len() as u64;
+        if in_one_chunk || self.hash_first {
+            let (mut hasher, mut named) = form.hashers();
             self.for_each_chunk(buf, |chunk| {
                 hasher.update(chunk);
-                named_hasher.iter_mut().for_each(|named| named.update(chunk));
+                named.iter_mut().for_each(|named| named.update(chunk));
+                advance(chunk.len() as u64);
                 Ok(())
             })?;
             let digest = hasher.finish();
-            if stage.has(&digest, len) {
-                return Ok((place(digest, named_hasher), false));
+            if stage.has(&digest, form.header.len() as u64 + len) {
+                return Ok((form.place(digest, len, named), false));
             }
-            named_hasher = named.map(hasher_of);
+            if in_one_chunk {
+                let added = stage.add_parts(digest, &[&form.header, &buf[..len as usize]])?;
+                return Ok((form.place(digest, len, named), added));
+            }
         }
+        let (_, mut named) = form.hashers();
         let mut draft = stage.draft()?;
-        draft.write(header)?;
+        draft.write(&form.header)?;
         self.for_each_chunk(buf, |chunk| {
-            named_hasher.iter_mut().for_each(|named| named.update(chunk));
+            named.iter_mut().for_each(|named| named.update(chunk));
+            if !self.hash_first {
+                advance(chunk.len() as u64);
+            }
             draft.write(chunk)
         })?;
         let (digest, added) = stage.add(draft)?;
-        Ok((place(digest, named_hasher), added))
+        Ok((form.place(digest, len, named), added))
     }
 
     /// Bytes between tensors: zeros, a few in the recipe, or a blob.
-    fn between(&self, stage: &Stage, buf: &mut [u8]) -> Result<(Place, bool)> {
+    fn between(&self, stage: &Stage, buf: &mut [u8], progress: &dyn Progress) -> Result<(Place, bool)> {
         let mut zeros = true;
         self.for_each_chunk(buf, |chunk| {
             zeros &= chunk.iter().all(|&byte| byte == 0);
+            progress.advance(chunk.len() as u64);
             Ok(())
         })?;
         match self.piece.len {
             _ if zeros => Ok((Place::Zeros, false)),
             // One chunk holds it, so the buffer still does.
             len if len <= INLINE => Ok((Place::Inline(buf[..len as usize].to_vec()), false)),
-            _ => self.blob(stage, &[], None, buf),
+            _ => self.blob(stage, &Form::PLAIN, buf, &|_| ()),
         }
     }
 }
