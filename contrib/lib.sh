@@ -68,6 +68,11 @@ rust() {
     PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
     export PATH
     if ! cargo_is_new_enough; then
+        # Debian has rustup from release 13 on.
+        if ! command -v rustup >/dev/null && command -v apt-get >/dev/null; then
+            apt_update
+            [ -z "$(apt-cache policy rustup | sed -n 's/^  Candidate: \([^(]\)/\1/p')" ] || packages rustup
+        fi
         if ! command -v rustup >/dev/null; then
             say "installing Rust"
             tool curl curl
