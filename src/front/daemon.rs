@@ -70,10 +70,10 @@ impl Listener {
                 (None, usual) => open_log(&usual).ok(),
             };
             if let Some(file) = file {
-                sys::redirect(&file, 2).at(mountpoint)?;
+                sys::redirect_stderr(&file).at(mountpoint)?;
             }
         } else if let Some(log) = log {
-            sys::redirect(&open_log(log)?, 2).at(log)?;
+            sys::redirect_stderr(&open_log(log)?).at(log)?;
         }
         log_to_stderr();
         Ok(())
@@ -103,7 +103,7 @@ fn tell(words: &str) -> io::Result<()> {
     let mut pipe = io::stdout();
     pipe.write_all(words.as_bytes())?;
     pipe.flush()?;
-    sys::redirect(&OpenOptions::new().write(true).open("/dev/null")?, 1)
+    sys::redirect_stdout(&OpenOptions::new().write(true).open("/dev/null")?)
 }
 
 /// A service of `Type=notify` names a socket on which it is told.
