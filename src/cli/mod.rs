@@ -83,7 +83,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse_from(matches);
     let is_mount = cli.command.is_none();
     if !is_mount {
-        crate::front::daemon::log_to_stderr();
+        crate::front::daemon::log_to_stderr("warn");
     }
     let outcome = match cli.command {
         Some(command) => command.run(),

@@ -3,11 +3,17 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
+use super::output::{count, size, table};
 use crate::error::{AtPath, Error, Result};
 use crate::front::mounts::{self, Mounted};
+use crate::model::to_unix;
+
+/// Lines of a list that are shown; who wants all of them asks for JSON.
+const LISTED: usize = 20;
 
 /// Show what is mounted, and how it does
 #[derive(Debug, clap::Args)]
@@ -69,30 +75,67 @@ fn text(states: &[Value]) -> String {
     if states.is_empty() {
         return "nothing is mounted\n".to_owned();
     }
-    states.iter().map(one).collect::<Vec<_>>().join("\n")
+    let now = to_unix(SystemTime::now()).0;
+    states.iter().map(|state| one(state, now)).collect::<Vec<_>>().join("\n")
 }
 
-/// One mount: its place, then a line for each thing it says.
-fn one(state: &Value) -> String {
+/// One mount: its place, then a line for each thing it says, with a table below where one line is not enough.
+fn one(state: &Value, now: i64) -> String {
     let said: Vec<_> = state.as_object().into_iter().flatten().collect();
     let width = said.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
-    said.iter().map(|(key, value)| format!("{:width$}  {}\n", label(key), plain(value))).collect()
+    let mut text = String::new();
+    for (key, value) in said {
+        let (line, rows) = said_of(key, value, now);
+        text += format!("{:width$}  {line}", label(key)).trim_end();
+        text.push('\n');
+        text.extend(table(&rows, &[1, 2]).lines().map(|row| format!("  {row}\n")));
+    }
+    text
+}
+
+/// A value as people read it, and the rows below it.
+fn said_of(key: &str, value: &Value, now: i64) -> (String, Vec<Vec<String>>) {
+    let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match (key, value) {
+        ("started", Value::Number(at)) => (ago(at.as_i64(), now), Vec::new()),
+        ("bytes_read", Value::Number(bytes)) => (size(bytes.as_u64().unwrap_or(0)), Vec::new()),
+        ("layouts", Value::Object(layouts)) => {
+            let number = |layout: &Value, key: &str| layout[key].as_u64().unwrap_or(0);
+            let row = |(name, layout): (&String, &Value)| {
+                vec![name.clone(), count(number(layout, "reads"), "read"), size(number(layout, "bytes"))]
+            };
+            (String::new(), layouts.iter().map(row).collect())
+        }
+        (_, Value::Array(list)) if list.is_empty() => ("none".into(), Vec::new()),
+        (_, Value::Array(list)) => {
+            let row = |value: &Value| match value.get("model") {
+                Some(model) => vec![format!("{}  written {}", word(model), ago(value["written"].as_i64(), now))],
+                None => vec![word(value)],
+            };
+            let mut rows: Vec<_> = list.iter().take(LISTED).map(row).collect();
+            if list.len() > LISTED {
+                rows.push(vec![format!("and {} more; --json lists all", list.len() - LISTED)]);
+            }
+            (list.len().to_string(), rows)
+        }
+        (_, other) => (word(other), Vec::new()),
+    }
+}
+
+/// How long ago a time was, in the largest unit of which there are two.
+fn ago(time: Option<i64>, now: i64) -> String {
+    const UNITS: [(i64, &str); 4] = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
+    let Some(passed) = time.and_then(|time| now.checked_sub(time)) else { return "at an unknown time".into() };
+    let fits = |&&(unit, _): &&(i64, &str)| passed >= 2 * unit;
+    match UNITS.iter().find(fits) {
+        Some((unit, name)) => format!("{} {name}s ago", passed / unit),
+        // A clock that was set back is no news worth a line of its own.
+        None => "just now".into(),
+    }
 }
 
 fn label(key: &str) -> String {
     key.replace('_', " ")
-}
-
-fn plain(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Array(list) if list.is_empty() => "none".to_owned(),
-        Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join("; "),
-        Value::Object(map) => {
-            map.iter().map(|(key, value)| format!("{} {}", label(key), plain(value))).collect::<Vec<_>>().join(", ")
-        }
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]
@@ -101,8 +144,46 @@ mod tests {
 
     #[test]
     fn one_line_for_each_thing_said() {
-        let state = json!({"mountpoint": "/mnt/w", "bytes_read": 12, "problems": [], "models": ["a", "b"]});
-        assert_eq!(one(&state), "mountpoint  /mnt/w\nbytes read  12\nproblems    none\nmodels      a; b\n");
+        let state = json!({
+            "mountpoint": "/mnt/w", "started": 1000, "bytes_read": 4096, "problems": [],
+            "models": [{"model": "a:latest", "path": "a/latest", "written": 400}],
+            "layouts": {"amb": {"reads": 1, "bytes": 4096}, "coreml": {"reads": 0, "bytes": 0}},
+        });
+        let text = [
+            "mountpoint  /mnt/w",
+            "started     2 minutes ago",
+            "bytes read  4.0 KiB",
+            "problems    none",
+            "models      1",
+            "  a:latest  written 12 minutes ago",
+            "layouts",
+            "  amb      1 read  4.0 KiB",
+            "  coreml  0 reads      0 B",
+            "",
+        ];
+        assert_eq!(one(&state, 1150), text.join("\n"));
+    }
+
+    #[test]
+    fn a_long_list_is_cut_and_says_so() {
+        let problems: Vec<String> = (0..LISTED + 2).map(|number| format!("p{number}")).collect();
+        let text = one(&json!({"problems": problems}), 0);
+        assert_eq!(text.lines().count(), LISTED + 2);
+        assert!(text.ends_with("and 2 more; --json lists all\n"), "{text}");
+    }
+
+    #[test]
+    fn times_are_told_in_units_that_fit() {
+        for (passed, text) in [
+            (-5, "just now"),
+            (1, "just now"),
+            (119, "119 seconds ago"),
+            (120, "2 minutes ago"),
+            (7200, "2 hours ago"),
+            (864_000, "10 days ago"),
+        ] {
+            assert_eq!(ago(Some(0), passed), text);
+        }
     }
 
     #[test]

@@ -19,7 +19,8 @@ pub fn ready_to_mount(mountpoint: &Path, allow_other: bool) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn machine(allow_other: bool) -> Result<()> {
+/// Checks that this user can mount on this machine.
+pub fn machine(allow_other: bool) -> Result<()> {
     if !cfg!(target_os = "linux") {
         return Ok(());
     }

@@ -75,7 +75,7 @@ impl Listener {
         } else if let Some(log) = log {
             sys::redirect_stderr(&open_log(log)?).at(log)?;
         }
-        log_to_stderr();
+        log_to_stderr("info,fuser=warn");
         Ok(())
     }
 
@@ -118,9 +118,10 @@ fn tell_systemd() -> io::Result<()> {
     }
 }
 
-/// Sends log events of this process, and of the libraries that it uses, to stderr; `WMOUNT_LOG` filters them.
-pub fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("WMOUNT_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=warn"));
+/// Sends log events of this process, and of the libraries that it uses, to stderr; `WMOUNT_LOG` filters them in place
+/// of `usual`.
+pub fn log_to_stderr(usual: &str) {
+    let filter = EnvFilter::try_from_env("WMOUNT_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
     // Fails if the program has chosen another log, which then stands.
     let _ = log.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).try_init();

@@ -67,6 +67,16 @@ impl Session {
         ended
     }
 
+    /// What is mounted.
+    pub fn vfs(&self) -> Arc<Vfs> {
+        Arc::clone(&self.vfs)
+    }
+
+    /// Whether it was unmounted from outside.
+    pub fn is_over(&self) -> bool {
+        self.serving.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Unmounts; if files are open, they stay readable until they are closed.
     pub fn unmount(&self) {
         self.place.leave();

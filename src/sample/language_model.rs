@@ -27,12 +27,14 @@ pub struct LanguageModel {
     pub dtype: Dtype,
     /// Number of safetensors files.
     pub shards: usize,
+    /// Layers that were trained on, which makes their weights others than those of the seed.
+    pub tuned: Vec<u64>,
 }
 
 impl LanguageModel {
     /// A model in F32 and in one file.
     pub fn new(seed: u64, hidden: u64, layers: u64, vocabulary: u64) -> Self {
-        LanguageModel { seed, hidden, layers, vocabulary, dtype: Dtype::F32, shards: 1 }
+        LanguageModel { seed, hidden, layers, vocabulary, dtype: Dtype::F32, shards: 1, tuned: Vec::new() }
     }
 
     /// Width within the feed-forward part.
@@ -63,8 +65,16 @@ impl LanguageModel {
         }
     }
 
+    /// A fine-tune that left all layers but one as they were.
+    pub fn tune(mut self, layer: u64) -> Self {
+        self.tuned.push(layer);
+        self
+    }
+
     fn tensor(&self, name: String, shape: &[u64]) -> Tensor {
         let seed = name.bytes().fold(mix(self.seed), |seed, byte| mix(seed ^ u64::from(byte)));
+        let is_tuned = |layer: &u64| name.starts_with(&format!("model.layers.{layer}."));
+        let seed = if self.tuned.iter().any(is_tuned) { mix(!seed) } else { seed };
         let matrix = shape.len() > 1;
         // Rows of unit variance in sum, as after a common initialisation; norms stay close to one.
         let (mean, spread) = if matrix { (0.0, (3.0 / self.hidden as f32).sqrt()) } else { (1.0, 0.1) };

@@ -86,6 +86,18 @@ fn bf16_is_the_upper_half_of_f32() {
 }
 
 #[test]
+fn a_fine_tune_differs_in_its_layer_alone() {
+    let dir = TempDir::new().unwrap();
+    let model = LanguageModel::new(1, 16, 12, 40);
+    model.write(&dir.path().join("base")).unwrap();
+    model.tune(1).write(&dir.path().join("tuned")).unwrap();
+    let tuned = safetensors(dir.path().join("tuned/model.safetensors"));
+    for (name, tensor) in safetensors(dir.path().join("base/model.safetensors")) {
+        assert_eq!(tuned[&name] != tensor, name.starts_with("model.layers.1."), "{name}");
+    }
+}
+
+#[test]
 fn packages_share_weights_with_each_other_and_with_the_language_model() {
     let dir = TempDir::new().unwrap();
     let language_model = LanguageModel::new(3, 24, 2, 40);
