@@ -68,17 +68,26 @@ impl Store {
         Ok(Store { blobs: BlobFiles::new(root.join("blobs")), root })
     }
 
-    /// Opens a store, made first if there is none: the directory must then be missing or empty.
+    /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was
+    /// cut short, or one that is under way in another process, has left.
     pub fn create(root: impl AsRef<Path>) -> Result<Store> {
         let root = root.as_ref();
-        match fs::read_dir(root).map(|mut entries| entries.next().is_none()) {
-            Ok(false) => return Store::open(root),
-            Ok(true) => {}
+        let parts = ["manifests", "blobs"];
+        match fs::read_dir(root) {
+            Ok(mut entries) => {
+                let is_part = |entry: fs::DirEntry| parts.iter().any(|part| entry.file_name() == *part);
+                if !entries.all(|entry| entry.is_ok_and(is_part)) {
+                    return Store::open(root);
+                }
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => fs::create_dir_all(root).at(root)?,
             Err(error) => return Err(Error::io(root, error)),
         }
-        for dir in ["manifests", "blobs"] {
-            fs::create_dir(root.join(dir)).at(root.join(dir))?;
+        for dir in parts.map(|part| root.join(part)) {
+            match fs::create_dir(&dir) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(Error::io(&dir, error)),
+                _ => {}
+            }
         }
         Store::open(root)
     }
