@@ -1,0 +1,186 @@
+//! Import: what it adds, what it refuses, and that a refusal leaves the store as it was.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use common::{Store, digest_of, refuse, succeed};
+use wmount::sample::LanguageModel;
+
+/// The same sizes as the other sample models, but other weights.
+fn other(seed: u64) -> LanguageModel {
+    LanguageModel::new(seed, 32, 2, 300)
+}
+
+/// Imports what must be refused for a reason, and leaves nothing in the store.
+fn refused(store: &Store, name: &str, paths: &[&PathBuf], reason: &str) {
+    let before = store.listing();
+    let words = refuse(&mut store.import(name, paths));
+    assert!(words.contains(reason), "{words}");
+    assert_eq!(store.listing(), before, "{words}");
+    let left: Vec<_> = fs::read_dir(store.path().join(".wmount")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name == "lock" || name == "removed"), "{left:?}");
+}
+
+fn package_file(package: &str) -> String {
+    format!("{package}.mlpackage/Data/com.apple.CoreML/weights/weight.bin")
+}
+
+#[test]
+fn importing_the_same_again_adds_nothing() {
+    let store = Store::of_two();
+    let before = store.listing();
+    for (name, path) in [("llama:chat", store.chat()), ("llama:code", store.code())] {
+        let report = store.add(name, &[&path]);
+        assert_eq!(report["added"]["bytes"], 0, "{report}");
+    }
+    assert_eq!(store.listing(), before);
+}
+
+#[test]
+fn a_fine_tune_adds_only_the_tensors_that_it_changed() {
+    let store = Store::none();
+    store.add("llama:chat", &[&store.chat()]);
+    let report = store.add("llama:code", &[&store.code()]);
+    // Nine tensors in a layer; the other twelve are shared.
+    assert_eq!((&report["added"]["tensors"], &report["present"]["tensors"]), (&9.into(), &12.into()), "{report}");
+}
+
+#[test]
+fn packages_join_a_model_and_share_its_tensors() {
+    let store = Store::of_two();
+    let report = store.add("llama:chat", &[&store.package("s64", 64, &other(7))]);
+    assert_eq!(report["added"]["tensors"], 0, "{report}");
+    let shown = store.json(&["show", "llama:chat"]);
+    assert_eq!(shown["programs"], serde_json::json!(["s1.mlpackage", "s8.mlpackage", "s64.mlpackage"]));
+    let vfs = store.vfs();
+    let links = |shape| vfs.resolve(&format!("coreml/llama/chat/{}", package_file(shape))).unwrap();
+    assert_eq!((links("s1").ino, links("s1").nlink), (links("s64").ino, 3));
+}
+
+#[test]
+fn equal_names_of_other_content_stand_below_the_name_of_their_package() {
+    let store = Store::none();
+    let packages = [store.package("one", 1, &other(1)), store.package("two", 1, &other(2))];
+    store.add("encoder", &[&packages[0], &packages[1]]);
+    let shown = store.json(&["show", "encoder"]);
+    let names: Vec<&str> = shown["tensors"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    let plain: Vec<&str> = names.iter().filter(|name| !name.contains('/')).copied().collect();
+    assert_eq!((plain.len(), names.len()), (4, 8), "{names:?}");
+    assert!(plain.iter().all(|name| names.contains(&format!("two/{name}").as_str())), "{names:?}");
+    // Each package still reads its own weights.
+    for (name, source) in ["one", "two"].iter().zip(&packages) {
+        let shown = store.command(&["cat", &format!("coreml/encoder/latest/{}", package_file(name))]).output().unwrap();
+        let weights = source.join("Data/com.apple.CoreML/weights/weight.bin");
+        assert!(shown.stdout == fs::read(weights).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn a_source_of_the_same_name_and_other_content_is_refused() {
+    let store = Store::of_two();
+    let elsewhere = Store::none();
+    let package = elsewhere.package("s8", 16, &other(7));
+    refused(&store, "llama:chat", &[&package], "other content");
+    let weights = elsewhere.language_model("chat", &other(8));
+    refused(&store, "llama:chat", &[&weights], "other content");
+}
+
+#[test]
+fn a_second_set_of_weights_is_refused_for_one_model() {
+    let store = Store::of_two();
+    let second = store.language_model("second", &other(8));
+    refused(&store, "llama:chat", &[&second], "--replace");
+    refused(&store, "new", &[&store.chat(), &second], "one set of weights");
+}
+
+#[test]
+fn replacing_shows_the_new_content_and_gc_takes_the_old() {
+    let store = Store::of_two();
+    let second = store.language_model("second", &other(8));
+    succeed(store.import("llama:code", &[&second]).arg("--replace"));
+    assert_eq!(store.json(&["show", "llama:code"])["sources"][0]["name"], "second");
+    assert!(store.json(&["gc"])["removed"].as_u64().unwrap() >= 9);
+    store.check();
+    let shown = store.command(&["cat", "original/llama/code/second/model.safetensors"]).output().unwrap();
+    assert!(shown.stdout == fs::read(second.join("model.safetensors")).unwrap());
+    // What the other model shares with the old one is still there.
+    let shown = store.command(&["cat", "safetensors/llama/chat/model.safetensors"]).output().unwrap();
+    assert!(shown.stdout == fs::read(store.chat().join("model.safetensors")).unwrap());
+}
+
+#[test]
+fn every_damaged_input_is_refused_and_leaves_the_store_as_it_was() {
+    let store = Store::of_two();
+    let names = ["model.safetensors"; 4].into_iter().chain(["config"; 1]);
+    for (turn, name) in names.enumerate() {
+        let dir = store.language_model(&format!("bad{turn}"), &other(9));
+        let path = dir.join(name);
+        let file = File::options().write(true).create(true).truncate(false).open(&path).unwrap();
+        let len = file.metadata().unwrap().len();
+        let reason = match turn {
+            0 => file.set_len(len - 1).map(|()| "model.safetensors"),
+            1 => file.write_all_at(&u64::MAX.to_le_bytes(), 0).map(|()| "model.safetensors"),
+            2 => file.write_all_at(b"!", 8).map(|()| "model.safetensors"),
+            3 => file.set_len(len + 1).map(|()| "model.safetensors"),
+            _ => {
+                drop(file);
+                fs::remove_file(&path).unwrap();
+                std::os::unix::fs::symlink(&path, &path).map(|()| "config")
+            }
+        };
+        refused(&store, "bad", &[&dir], reason.unwrap());
+    }
+    let package = store.package("bad", 1, &other(9));
+    let weights = package.join("Data/com.apple.CoreML/weights/weight.bin");
+    File::options().write(true).open(&weights).unwrap().set_len(4096).unwrap();
+    refused(&store, "bad", &[&package], "weight.bin");
+    // Good ones beside it do not come in alone.
+    let good = store.package("good", 1, &other(9));
+    refused(&store, "bad", &[&good, &package], "weight.bin");
+}
+
+#[test]
+fn a_name_that_is_none_is_refused() {
+    let store = Store::of_two();
+    for name in ["", "../x", "a b", "a:b:c", "/etc", ":"] {
+        refused(&store, name, &[&store.chat()], "name");
+    }
+}
+
+#[test]
+fn a_refused_import_makes_no_store() {
+    let store = Store::none();
+    let empty = store.dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    refuse(&mut store.import("x", &[&empty]));
+    assert!(!store.path().exists());
+}
+
+#[test]
+fn originals_come_back_byte_for_byte_from_a_store_whose_sources_are_gone() {
+    let store = Store::none();
+    let dir = store.language_model("odd", &LanguageModel { shards: 3, ..other(3) });
+    fs::create_dir(dir.join("empty")).unwrap();
+    fs::write(dir.join("nothing"), "").unwrap();
+    fs::write(dir.join("odd"), "a file that is called like its directory").unwrap();
+    fs::write(dir.join("zeros.bin"), vec![0; 100_000]).unwrap();
+    let before = common::walk(&dir);
+    let digests: Vec<_> =
+        before.iter().filter(|(_, it)| it.is_file()).map(|(path, _)| (path, digest_of(&dir.join(path)))).collect();
+    store.add("odd", &[&dir]);
+    let gone = store.dir.path().join("gone");
+    fs::rename(&dir, &gone).unwrap();
+    let back = store.dir.path().join("back");
+    store.run(&["export", "original/odd/latest/odd", back.to_str().unwrap()]);
+    let after = common::walk(&back);
+    assert!(before.keys().eq(after.keys()), "{:?} {:?}", before.keys(), after.keys());
+    for (path, digest) in digests {
+        assert_eq!(digest_of(&back.join(path)), digest, "{path}");
+        assert_eq!(before[path].modified().unwrap(), after[path].modified().unwrap(), "{path}");
+    }
+}
