@@ -61,6 +61,11 @@ fn damaged(digest: &Digest, error: &io::Error) -> Error {
 
 impl Blobs for BlobFiles {
     fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()> {
+        if self.open(digest)?.read_exact_at(buf, offset).is_ok() {
+            return Ok(());
+        }
+        // What was opened may be the damaged file that a whole one has replaced since.
+        self.open.remove(digest);
         self.open(digest)?.read_exact_at(buf, offset).map_err(|error| damaged(digest, &error))
     }
 }
