@@ -1,0 +1,180 @@
+//! Damaged stores: an error where the damage is touched, and nowhere else.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::{Store, facts_of_vfs};
+use wmount::digest::Digest;
+use wmount::extent::ExtentBytes;
+use wmount::tree::{Body, Node, SkeletonDir, Step};
+
+/// The paths of all files that need a blob.
+fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
+    fn node(path: String, it: &Node, digest: &Digest, found: &mut BTreeSet<String>) {
+        match &it.body {
+            Body::Dir(children) => {
+                children.iter().for_each(|(name, child)| node(format!("{path}/{name}"), child, digest, found));
+            }
+            Body::File(file) => {
+                let is_it = |it: wmount::extent::Extent<'_>| matches!(it.bytes, ExtentBytes::Blob { digest: it, .. } if it == *digest);
+                if file.content.extents().any(is_it) {
+                    found.insert(path);
+                }
+            }
+        }
+    }
+    fn dir(it: &SkeletonDir, digest: &Digest, found: &mut BTreeSet<String>) {
+        for (name, ..) in it.entries().unwrap() {
+            match it.child(&name).unwrap() {
+                Step::Dir(below) => dir(below, digest, found),
+                Step::Node(below) => node(format!("{}/{name}", it.path), &below, digest, found),
+            }
+        }
+    }
+    let (tree, mut found) = (store.vfs().tree(), BTreeSet::new());
+    for layout in ["amb", "coreml", "ollama", "original", "safetensors"] {
+        dir(tree.dir(layout).unwrap(), digest, &mut found);
+    }
+    found
+}
+
+/// The blob of a tensor of a model.
+fn blob_of(store: &Store, model: &str, tensor: &str) -> Digest {
+    let shown = store.json(&["show", model]);
+    let found = shown["tensors"].as_array().unwrap().iter().find(|it| it["name"] == tensor).unwrap();
+    serde_json::from_value(found["digest"].clone()).unwrap()
+}
+
+fn blob_path(store: &Store, digest: &Digest) -> PathBuf {
+    store.path().join("blobs").join(digest.file_name())
+}
+
+fn is_eio(answer: &io::Result<Vec<u8>>) -> bool {
+    matches!(answer, Err(error) if error.raw_os_error() == Some(libc::EIO))
+}
+
+/// Damages the blob of one layer under a running mount, and looks at everything.
+fn damaged(damage: impl FnOnce(&PathBuf)) {
+    let store = Store::of_two();
+    let files: Vec<String> =
+        facts_of_vfs(&store.vfs()).into_keys().filter(|path| path.contains('.') || path.contains("sha256")).collect();
+    let digest = blob_of(&store, "llama:code", "model.layers.1.mlp.down_proj.weight");
+    let hurt = needing(&store, &digest);
+    assert_eq!(hurt.len(), 4, "{hurt:?}");
+    let mounted = store.mount();
+    let (path, aside) = (blob_path(&store, &digest), store.dir.path().join("aside"));
+    fs::copy(&path, &aside).unwrap();
+    damage(&path);
+
+    for file in &files {
+        let place = mounted.path(file);
+        let metadata = fs::metadata(&place).unwrap();
+        if metadata.is_file() {
+            let answer = fs::read(&place);
+            assert_eq!(is_eio(&answer), hurt.contains(file), "{file}: {:?}", answer.err());
+            assert!(hurt.contains(file) || answer.is_ok_and(|bytes| bytes.len() as u64 == metadata.len()), "{file}");
+        }
+    }
+    // Parts of a hurt file that lie elsewhere are read as ever; its name and size are there.
+    let amb = File::open(mounted.path("amb/llama/code.amb")).unwrap();
+    amb.read_exact_at(&mut [0; 30], 0).unwrap();
+    let problems = mounted.status()["problems"].to_string();
+    for part in [digest.to_string().as_str(), "llama:code", "model.layers.1.mlp.down_proj.weight"] {
+        assert!(problems.contains(part), "{part} is not in {problems}");
+    }
+    assert!(!problems.contains("llama:chat"), "{problems}");
+    let report = store.command(&["verify", "--json"]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(report["damaged"][0]["models"], serde_json::json!(["llama:code"]));
+    assert_eq!(report["damaged"][0]["digest"], digest.to_string());
+
+    // An error is not remembered: with the blob back, every file is whole.
+    let _ = fs::remove_dir(&path).or_else(|_| fs::remove_file(&path));
+    fs::rename(&aside, &path).unwrap();
+    for file in &hurt {
+        common::eventually(&format!("{file} can be read again"), || mounted.read(file).is_ok());
+    }
+    let shown = mounted.read("original/llama/code/code/model.safetensors").unwrap();
+    assert!(shown == fs::read(store.code().join("model.safetensors")).unwrap());
+    assert!(mounted.is_there());
+}
+
+#[test]
+fn a_missing_blob_is_an_error_of_the_files_that_need_it() {
+    damaged(|path| fs::remove_file(path).unwrap());
+}
+
+#[test]
+fn a_cut_blob_is_an_error_of_the_files_that_need_it() {
+    damaged(|path| {
+        fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+        File::options().write(true).open(path).unwrap().set_len(100).unwrap();
+    });
+}
+
+#[test]
+fn a_directory_in_place_of_a_blob_is_an_error_of_the_files_that_need_it() {
+    damaged(|path| {
+        fs::remove_file(path).unwrap();
+        fs::create_dir(path).unwrap();
+    });
+}
+
+#[test]
+fn a_fifo_in_place_of_a_blob_makes_nobody_wait() {
+    damaged(|path| {
+        fs::remove_file(path).unwrap();
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    });
+}
+
+#[test]
+fn a_blob_that_was_changed_is_found_by_verify() {
+    let store = Store::of_two();
+    let digest = blob_of(&store, "llama:chat", "lm_head.weight");
+    let path = blob_path(&store, &digest);
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    File::options().write(true).open(&path).unwrap().write_all_at(b"x", 1000).unwrap();
+    let output = store.command(&["verify", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["damaged"].as_array().unwrap().len(), 1);
+    assert_eq!(report["damaged"][0]["models"], serde_json::json!(["llama:chat", "llama:code"]));
+    // Only one of the models is asked for.
+    assert_eq!(store.command(&["verify", "llama:code"]).output().unwrap().status.code(), Some(1));
+}
+
+#[test]
+fn a_manifest_that_cannot_be_read_hurts_its_own_model() {
+    let store = Store::of_two();
+    let manifest = store.path().join("manifests/registry.ollama.ai/library/llama/code");
+    fs::write(&manifest, "{}").unwrap();
+    let mounted = store.mount();
+    for file in ["amb/llama/chat.amb", "safetensors/llama/chat/model.safetensors"] {
+        assert!(!mounted.read(file).unwrap().is_empty());
+    }
+    assert!(mounted.path("original/llama").read_dir().unwrap().any(|it| it.unwrap().file_name() == "code"));
+    assert!(is_eio(&fs::read_dir(mounted.path("original/llama/code")).map(|_| Vec::new())));
+    assert!(mounted.status()["problems"].to_string().contains("llama"));
+    // Nobody knows what it reaches, so nothing is removed.
+    assert!(store.refused(&["gc"]).contains("llama/code"));
+}
+
+#[test]
+fn an_import_mends_a_blob_that_was_cut() {
+    let store = Store::of_two();
+    let path = blob_path(&store, &blob_of(&store, "llama:chat", "lm_head.weight"));
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(10).unwrap();
+    store.add("llama:chat", &[&store.chat()]);
+    store.check();
+}

@@ -1,0 +1,211 @@
+//! The life of a mount: models that come and go under it, and its end.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::{Child, Command, Stdio};
+
+use common::{Mounted, Store, eventually, facts_of_mount, is_mounted, refuse, signal, succeed, wait, walk, wmount};
+use tempfile::TempDir;
+
+/// A mount in the foreground.
+struct Foreground {
+    child: Child,
+    at: TempDir,
+}
+
+impl Foreground {
+    fn new(store: &Store) -> Foreground {
+        let at = TempDir::with_prefix("wmount-test-").unwrap();
+        let child = wmount(["-f"]).arg(store.path()).arg(at.path()).stderr(Stdio::null()).spawn().unwrap();
+        eventually("it is mounted", || is_mounted(at.path()));
+        Foreground { child, at }
+    }
+
+    fn ends_cleanly(mut self) {
+        assert_eq!(wait(&mut self.child).code(), Some(0));
+        assert!(!is_mounted(self.at.path()));
+        assert!(walk(self.at.path()).len() == 1, "the mountpoint is an empty directory again");
+    }
+}
+
+#[test]
+fn signals_and_umount_end_a_mount_cleanly() {
+    let store = Store::of_two();
+    for name in ["TERM", "INT", "HUP"] {
+        let mount = Foreground::new(&store);
+        signal(mount.child.id(), name);
+        mount.ends_cleanly();
+    }
+    let mount = Foreground::new(&store);
+    succeed(wmount(["umount"]).arg(mount.at.path()));
+    mount.ends_cleanly();
+    if rustix::process::geteuid().is_root() {
+        let mount = Foreground::new(&store);
+        succeed(Command::new("umount").arg(mount.at.path()));
+        mount.ends_cleanly();
+    }
+}
+
+#[test]
+fn a_signal_ends_a_mount_in_use_when_its_last_file_is_closed() {
+    let store = Store::of_two();
+    let mut mount = Foreground::new(&store);
+    let file = File::open(mount.at.path().join("amb/llama/chat.amb")).unwrap();
+    signal(mount.child.id(), "TERM");
+    eventually("it is taken from its place", || !is_mounted(mount.at.path()));
+    file.read_exact_at(&mut [0; 4096], 8192).unwrap();
+    assert!(mount.child.try_wait().unwrap().is_none());
+    drop(file);
+    mount.ends_cleanly();
+}
+
+#[test]
+fn a_mount_in_use_is_not_unmounted_and_the_user_is_named() {
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let _file = File::open(mounted.path("amb/llama/chat.amb")).unwrap();
+    let words = refuse(wmount(["umount"]).arg(&mounted.at));
+    assert!(words.contains(&format!("({})", std::process::id())) && words.contains("--lazy"), "{words}");
+    assert!(mounted.is_there());
+}
+
+#[test]
+fn after_a_kill_the_same_place_can_be_mounted_again() {
+    let store = Store::of_two();
+    let mut mount = Foreground::new(&store);
+    let path = mount.at.path().to_owned();
+    let before = facts_of_mount(&path);
+    mount.child.kill().unwrap();
+    mount.child.wait().unwrap();
+    let gone = |error: std::io::Error| error.raw_os_error() == Some(libc::ENOTCONN);
+    assert!(fs::read_dir(&path).is_err_and(gone));
+    let status = succeed(wmount(["status"]).arg(&path));
+    assert!(status.contains("gone") && status.contains("wmount umount"), "{status}");
+    succeed(&mut wmount([store.path(), path.clone()]));
+    assert_eq!(facts_of_mount(&path), before);
+    succeed(wmount(["umount"]).arg(&path));
+    // One that is dead can be unmounted, too.
+    let mut mount = Foreground::new(&store);
+    mount.child.kill().unwrap();
+    mount.child.wait().unwrap();
+    succeed(wmount(["umount"]).arg(mount.at.path()));
+    assert!(!is_mounted(mount.at.path()));
+}
+
+#[test]
+fn a_place_that_shows_a_store_is_not_mounted_over() {
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let words = refuse(&mut wmount([&store.path(), &mounted.at]));
+    assert!(words.contains("already shows"), "{words}");
+}
+
+#[test]
+fn models_come_and_go_without_a_remount() {
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let shows = |inside: &str| fs::metadata(mounted.path(inside)).is_ok();
+    assert!(shows("amb/llama/chat.amb") && !shows("amb/late/latest.amb"));
+    store.add("late", &[&store.code()]);
+    eventually("the new model is there", || shows("amb/late/latest.amb"));
+    store.run(&["rm", "late"]);
+    eventually("it is gone", || {
+        !shows("amb/late/latest.amb") && !shows("ollama/manifests/registry.ollama.ai/library/late")
+    });
+    assert!(shows("amb/llama/code.amb"));
+}
+
+#[test]
+fn an_open_file_of_a_removed_model_is_readable_to_the_end_and_its_blobs_go_when_it_is_closed() {
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let path = mounted.path("original/llama/code/code/model.safetensors");
+    let expected = fs::read(store.code().join("model.safetensors")).unwrap();
+    let file = File::open(&path).unwrap();
+    let mut start = [0; 100];
+    file.read_exact_at(&mut start, 0).unwrap();
+    store.run(&["rm", "llama:code"]);
+    let report = store.json(&["gc"]);
+    assert_eq!((&report["in_use"], &report["removed"]), (&1.into(), &0.into()), "{report}");
+    eventually("the name is gone", || fs::metadata(&path).is_err());
+    let mut shown = vec![0; expected.len()];
+    file.read_exact_at(&mut shown, 0).unwrap();
+    assert!(shown == expected);
+    drop(file);
+    // The kernel tells the server of the close in its own time.
+    let mut removed = 0;
+    eventually("the blobs are removed", || {
+        removed = store.json(&["gc"])["removed"].as_u64().unwrap();
+        removed > 0
+    });
+    assert!(removed >= 9, "{removed}");
+    store.check();
+    assert!(mounted.read("amb/llama/chat.amb").is_ok());
+}
+
+#[test]
+fn an_open_file_of_a_replaced_model_keeps_its_content_and_the_name_gets_the_new_one() {
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let path = mounted.path("safetensors/llama/code/model.safetensors");
+    let (old, new) = (store.code().join("model.safetensors"), store.chat().join("model.safetensors"));
+    let file = File::open(&path).unwrap();
+    succeed(store.import("llama:code", &[&store.chat()]).arg("--replace"));
+    store.run(&["gc"]);
+    eventually("the new content is there", || fs::read(&path).unwrap() == fs::read(&new).unwrap());
+    let mut shown = vec![0; fs::metadata(&old).unwrap().len() as usize];
+    file.read_exact_at(&mut shown, 0).unwrap();
+    assert!(shown == fs::read(&old).unwrap());
+}
+
+#[test]
+fn a_store_that_cannot_be_written_to_is_mounted_and_read() {
+    let store = Store::of_two();
+    let expected = facts_of_mount(&store.mount().at);
+    fs::remove_dir_all(store.path().join(".wmount")).unwrap();
+    let read_only = ReadOnly::new(&store);
+    let mounted = Mounted::new(&store.path());
+    assert_eq!(facts_of_mount(&mounted.at), expected);
+    let shown = mounted.read("original/llama/code/code/model.safetensors").unwrap();
+    assert!(shown == fs::read(store.code().join("model.safetensors")).unwrap());
+    store.run(&["ls"]);
+    store.check();
+    refuse(&mut store.import("new", &[&store.chat()]));
+    drop((mounted, read_only));
+}
+
+/// Makes a store read-only: root by a mount, anyone else by modes.
+struct ReadOnly<'a>(&'a Store, bool);
+
+impl ReadOnly<'_> {
+    fn new(store: &Store) -> ReadOnly<'_> {
+        let (path, root) = (store.path(), rustix::process::geteuid().is_root());
+        if root {
+            succeed(Command::new("mount").arg("--bind").args([&path, &path]));
+            succeed(Command::new("mount").args(["-o", "remount,bind,ro"]).arg(&path));
+        } else {
+            walk(&path).iter().filter(|(_, it)| it.is_dir()).for_each(|(inside, _)| {
+                fs::set_permissions(path.join(inside), Permissions::from_mode(0o555)).unwrap();
+            });
+        }
+        ReadOnly(store, root)
+    }
+}
+
+impl Drop for ReadOnly<'_> {
+    fn drop(&mut self) {
+        let path = self.0.path();
+        if self.1 {
+            let _ = Command::new("umount").arg("-l").arg(&path).status();
+        } else {
+            walk(&path).iter().filter(|(_, it)| it.is_dir()).for_each(|(inside, _)| {
+                let _ = fs::set_permissions(path.join(inside), Permissions::from_mode(0o755));
+            });
+        }
+    }
+}
