@@ -21,10 +21,10 @@ use wmount::vfs::{Kind, ROOT, Vfs};
 /// The time that all sample files carry: inode numbers depend on it.
 pub const MTIME: Duration = Duration::from_secs(1_700_000_000);
 
-/// The built program; its logs go nowhere.
+/// The built program; its logs go below target/.
 pub fn wmount<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wmount"));
-    command.args(args).stdin(Stdio::null()).env("XDG_STATE_HOME", std::env::temp_dir().join("wmount-test-logs"));
+    command.args(args).stdin(Stdio::null()).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

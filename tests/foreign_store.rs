@@ -1,0 +1,145 @@
+//! Stores that wmount did not write: ollama's own, as it makes them today.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Store, walk};
+use serde_json::{Value, json};
+use wmount::digest::Digest;
+
+const TENSOR: &str = "application/vnd.ollama.image.tensor";
+const JSON: &str = "application/vnd.ollama.image.json";
+const CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+const CONFIG_JSON: &[u8] = br#"{"model_type": "llama", "hidden_size": 2}"#;
+
+/// A safetensors file of these tensors: name, dtype, shape, bytes.
+fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])]) -> Vec<u8> {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
+        let begin = data.len();
+        data.extend_from_slice(bytes);
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, data.len()]});
+        header.insert((*name).into(), entry);
+    }
+    let header = Value::from(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.into_bytes());
+    file.extend(data);
+    file
+}
+
+/// Puts a blob into a store; its layer, which has nothing but what ollama writes.
+fn put(store: &Path, media_type: &str, name: &str, bytes: &[u8]) -> Value {
+    let digest = Digest::of(bytes);
+    fs::write(store.join("blobs").join(digest.file_name()), bytes).unwrap();
+    let mut layer = json!({"mediaType": media_type, "digest": digest.to_string(), "size": bytes.len()});
+    if !name.is_empty() {
+        layer["name"] = json!(name);
+    }
+    layer
+}
+
+fn write_manifest(store: &Path, path: &str, config: Value, layers: &[Value]) {
+    let path = store.join("manifests").join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let media_type = "application/vnd.docker.distribution.manifest.v2+json";
+    let manifest = json!({"schemaVersion": 2, "mediaType": media_type, "config": config, "layers": layers});
+    fs::write(path, manifest.to_string()).unwrap();
+}
+
+/// A store as ollama leaves it: named blobs, one of them of two tensors; a GGUF model; a download that was cut short.
+fn ollamas() -> Store {
+    let store = Store::none();
+    let path = store.path();
+    fs::create_dir_all(path.join("blobs")).unwrap();
+    let config = put(&path, CONFIG, "", br#"{"model_format":"safetensors"}"#);
+    let layers = [
+        put(&path, TENSOR, "a.weight", &safetensors(&[("a.weight", "F32", &[2], &[1; 8])])),
+        put(&path, TENSOR, "b", &safetensors(&[("b.q", "U8", &[3], b"abc"), ("b.scale", "BF16", &[1], b"xy")])),
+        put(&path, JSON, "config.json", CONFIG_JSON),
+        put(&path, "application/vnd.ollama.image.license", "", b"free"),
+    ];
+    write_manifest(&path, "registry.ollama.ai/library/tiny/latest", config.clone(), &layers);
+    let gguf = put(&path, "application/vnd.ollama.image.model", "", b"GGUF....");
+    write_manifest(&path, "registry.ollama.ai/library/old/7b", config, &[gguf]);
+    fs::write(path.join("blobs/sha256-partial-0"), "...").unwrap();
+    fs::write(path.join("manifests/.DS_Store"), "...").unwrap();
+    store
+}
+
+#[test]
+fn a_store_of_ollama_is_mounted_with_its_tensors_as_one_safetensors_file() {
+    let store = ollamas();
+    let before = store.listing();
+    let mounted = store.mount();
+    let file = mounted.read("safetensors/tiny/latest/model.safetensors").unwrap();
+    let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&file[8..data]).unwrap();
+    let tensor = |name: &str| {
+        let range: Vec<usize> = serde_json::from_value(header[name]["data_offsets"].clone()).unwrap();
+        (header[name]["dtype"].as_str().unwrap(), &file[data + range[0]..data + range[1]])
+    };
+    assert_eq!(tensor("a.weight"), ("F32", &[1; 8][..]));
+    assert_eq!(tensor("b.q"), ("U8", &b"abc"[..]));
+    assert_eq!(tensor("b.scale"), ("BF16", &b"xy"[..]));
+    assert_eq!(mounted.read("safetensors/tiny/latest/config.json").unwrap(), CONFIG_JSON);
+    assert_eq!(mounted.status()["problems"], json!([]));
+    // Looking changed nothing, not even below our own directory.
+    drop(mounted);
+    assert_eq!(store.listing(), before);
+    assert!(!walk(&store.path()).contains_key(".wmount"));
+}
+
+#[test]
+fn what_a_layout_cannot_show_is_told_with_its_reason() {
+    let store = ollamas();
+    let shown = store.json(&["show", "old:7b"]);
+    for (layout, told) in shown["layouts"].as_object().unwrap() {
+        assert!(told["shown"] == false && told["reason"].as_str().unwrap().len() > 5, "{layout}: {told}");
+    }
+    let shown = store.json(&["show", "tiny"]);
+    assert!(shown["layouts"]["amb"]["reason"].as_str().unwrap().contains("U8"), "{shown}");
+    assert_eq!(shown["layouts"]["safetensors"]["shown"], true);
+    assert_eq!(store.json(&["ls"]).as_array().unwrap().len(), 2);
+    assert_eq!(store.json(&["verify"])["damaged"], json!([]));
+}
+
+#[test]
+fn importing_into_a_store_of_ollama_and_gc_leave_what_is_its_own() {
+    let store = ollamas();
+    let before = store.listing();
+    store.add("llama", &[&store.chat()]);
+    store.run(&["gc"]);
+    let after = store.listing();
+    assert!(before.iter().all(|(path, digest)| after.get(path) == Some(digest)));
+    store.run(&["rm", "llama"]);
+    store.run(&["gc"]);
+    assert_eq!(store.listing(), before);
+}
+
+#[test]
+fn a_lying_header_hurts_its_model_alone() {
+    let store = ollamas();
+    let path = store.path();
+    let config = put(&path, CONFIG, "", b"{}");
+    let mut lie = safetensors(&[("x", "F32", &[2], &[0; 8])]);
+    lie.truncate(lie.len() - 1);
+    let lies = [lie, u64::MAX.to_le_bytes().to_vec(), Vec::new(), b"\x02\0\0\0\0\0\0\0[]".to_vec()];
+    for (number, lie) in lies.iter().enumerate() {
+        let layer = put(&path, TENSOR, "x", lie);
+        write_manifest(&path, &format!("registry.ollama.ai/library/lie/{number}"), config.clone(), &[layer]);
+    }
+    let mounted = store.mount();
+    assert!(mounted.read("safetensors/tiny/latest/model.safetensors").is_ok());
+    for number in 0..lies.len() {
+        let place = mounted.path(&format!("original/lie/{number}"));
+        let error = fs::read_dir(&place).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{number}");
+        assert!(store.refused(&["show", &format!("lie:{number}")]).contains(&format!("lie/{number}")));
+    }
+}
