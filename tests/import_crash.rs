@@ -86,10 +86,10 @@ fn two_imports_at_once_both_work_or_one_says_that_it_must_wait() {
             thread::sleep(Duration::from_millis(turn * 10));
             child
         });
-        for (child, (name, source)) in children.into_iter().zip(&sources) {
-            let output = child.wait_with_output().unwrap();
+        let outputs = children.map(|child| child.wait_with_output().unwrap());
+        for (output, (name, source)) in outputs.iter().zip(&sources) {
             if !output.status.success() {
-                assert!(words(&output).contains("another wmount is writing"), "{}", words(&output));
+                assert!(words(output).contains("another wmount is writing"), "{}", words(output));
                 succeed(&mut store.import(name, &[source]));
             }
         }
