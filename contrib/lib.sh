@@ -118,6 +118,21 @@ find_python() {
     die "Python 3.11 to 3.13 with venv is missing and this release has no package of it"
 }
 
+ollama_version=0.32.15
+ollama=${XDG_CACHE_HOME:-$HOME/.cache}/wmount/ollama-$ollama_version/ollama
+
+# Sets $ollama to the real server and command, built once from its Go module, without the runners.
+ollama() {
+    [ -x "$ollama" ] && return 0
+    tool go golang-go
+    tool cc build-essential
+    say "building ollama $ollama_version"
+    mkdir -p "${ollama%/*}"
+    set_version="-X github.com/ollama/ollama/version.Version=$ollama_version"
+    GOBIN=${ollama%/*} GOTOOLCHAIN=auto go install -ldflags "$set_version" "github.com/ollama/ollama@v$ollama_version" ||
+        die "ollama could not be built; its module needs the Go of its go.mod"
+}
+
 # The virtual environment .venv with exactly what tests/clients/requirements*.txt say.
 venv() {
     pinned=$(cat "$root"/tests/clients/requirements*.txt | cksum)

@@ -9,6 +9,7 @@ fuse
 tool fusermount3 fuse3 # the tests mount as an ordinary user, too
 rust rustfmt clippy
 venv
+ollama
 cd "$root"
 
 failed=
@@ -23,7 +24,7 @@ step cargo fmt --check
 step cargo clippy --all-targets -- -D warnings
 step env RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --quiet
 step cargo test
-step env WMOUNT="$binary" timeout 1800 .venv/bin/python -m pytest -q tests/clients "$@"
+step env WMOUNT="$binary" OLLAMA="$ollama" timeout 1800 .venv/bin/python -m pytest -q tests/clients "$@"
 
 [ -z "$failed" ] || die "failed:$failed"
 say "all passed"

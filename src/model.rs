@@ -106,10 +106,10 @@ impl fmt::Display for ModelName {
 }
 
 /// A path of plain components, as files of imported directories and layers have: relative, no `.` or `..`,
-/// nothing empty, no NUL, no component longer than a file name may be.
+/// nothing empty, no control characters, no component longer than a file name may be.
 pub fn check_path(path: &str) -> Result<(), String> {
     let plain = |part: &str| {
-        !part.is_empty() && part != "." && part != ".." && part.len() <= 255 && !part.contains(['\0', '\n', '\r'])
+        !part.is_empty() && part != "." && part != ".." && part.len() <= 255 && !part.contains(char::is_control)
     };
     if path.len() <= 4096 && path.split('/').all(plain) {
         return Ok(());
@@ -235,9 +235,64 @@ pub struct Model {
     pub sources: Vec<Source>,
     /// When the manifest was written.
     pub written: SystemTime,
+    /// Whether each of [`Model::tensors`] is a blob of its own in which it is called `data`.
+    pub nameless: bool,
+    /// What another program than wmount wrote, if one did.
+    pub foreign: Option<Foreign>,
+    /// What is wrong with it. What is not named here can be read.
+    pub defects: Vec<Defect>,
+}
+
+/// A model as its writer left it: what `ollama/` shows unchanged.
+#[derive(Debug, Clone)]
+pub struct Foreign {
+    /// The bytes of the manifest.
+    pub manifest: Vec<u8>,
+    /// Every blob that the manifest names, with its true length, or that of the manifest if the blob is missing.
+    pub blobs: Vec<(Digest, u64)>,
+}
+
+/// Something wrong with a model, found when it was loaded.
+#[derive(Debug, Clone)]
+pub struct Defect {
+    /// The defect in words.
+    pub what: String,
+    /// The blob, and its length by the manifest, whose tensors nobody knows because of it.
+    pub unread: Option<(Digest, u64)>,
 }
 
 impl Model {
+    /// Brings everything into order of name. Of two that have one name the first stays, and the other is a defect.
+    pub fn sort(&mut self) {
+        let defects = &mut self.defects;
+        let mut twice = |what: &str, name: &str| {
+            let name: String = name.chars().take(80).collect();
+            defects.push(Defect { what: format!("{what} {name:?} occurs twice"), unread: None });
+        };
+        for tensors in [&mut self.tensors, &mut self.other_tensors] {
+            tensors.sort_by(|a, b| a.name.cmp(&b.name));
+            tensors.dedup_by(|next, first| {
+                next.name == first.name && {
+                    twice("tensor", &first.name);
+                    true
+                }
+            });
+        }
+        self.files.sort_by(|a, b| a.path.cmp(&b.path));
+        self.files.dedup_by(|next, first| {
+            next.path == first.path && {
+                twice("file", &first.path);
+                true
+            }
+        });
+    }
+
+    /// The first blob whose tensors are not known, as an error: the model cannot be shown whole.
+    pub fn check_whole(&self) -> Result<(), Error> {
+        let unread = self.defects.iter().find_map(|defect| Some((defect.unread?.0, defect)));
+        unread.map_or(Ok(()), |(digest, defect)| Err(Error::Damaged { digest, fault: defect.what.clone() }))
+    }
+
     /// The tensors that make up the model: its own weights or, if it came from CoreML alone, those of its programs.
     pub fn tensors(&self) -> &[Tensor] {
         if self.tensors.is_empty() { &self.other_tensors } else { &self.tensors }
@@ -311,7 +366,7 @@ mod tests {
     #[test]
     fn paths() {
         assert!(check_path("a/b c/\u{e9}.json").is_ok());
-        for bad in ["", "/a", "a/", "a//b", "./a", "a/..", "a\0", &"x".repeat(256)] {
+        for bad in ["", "/a", "a/", "a//b", "./a", "a/..", "a\0", "a\tb", &"x".repeat(256)] {
             assert!(check_path(bad).is_err(), "{bad:?}");
         }
     }

@@ -100,7 +100,7 @@ pub struct Entry {
     store: Arc<Store>,
     // Errors are not kept: damage that is mended is gone.
     model: Mutex<Option<Arc<Model>>>,
-    plans: [Mutex<Option<Anchored>>; 5],
+    plans: [Mutex<Option<Anchored>>; layout::COUNT],
 }
 
 impl Entry {
@@ -118,7 +118,11 @@ impl Entry {
     fn planned(&self, layout: usize) -> Result<Anchored> {
         once(&self.plans[layout], || {
             let view = layout::all()[layout];
-            let branches = view.plan(&*self.model()?, Files(self.store.blobs()))?;
+            let model = self.model()?;
+            if !view.shows_damaged() {
+                model.check_whole()?;
+            }
+            let branches = view.plan(&model, Files(self.store.blobs()))?;
             let paths = view.anchors(&self.found.name, &self.path);
             let nodes = paths.into_iter().zip(branches).map(|(anchor, branch)| {
                 let path = format!("{}/{}", view.name(), anchor.path);
@@ -361,7 +365,7 @@ impl SkeletonDir {
 #[derive(Debug)]
 pub struct Tree {
     entries: Vec<Arc<Entry>>,
-    layouts: [OnceLock<SkeletonDir>; 5],
+    layouts: [OnceLock<SkeletonDir>; layout::COUNT],
 }
 
 impl Tree {

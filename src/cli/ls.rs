@@ -43,7 +43,18 @@ fn describe(store: &Store, found: &Found) -> Value {
             let mut blobs = std::collections::HashMap::new();
             let all = model.tensors.iter().chain(&model.other_tensors).map(|tensor| (tensor.blob, tensor.blob_len));
             blobs.extend(all.chain(model.files.iter().map(|file| (file.blob, file.len))));
-            let missing = blobs.keys().find(|digest| !store.blob_path(digest).is_file());
+            for (digest, len) in model.foreign.iter().flat_map(|foreign| &foreign.blobs) {
+                blobs.entry(*digest).or_insert(*len);
+            }
+            let damage = blobs.iter().find_map(|(digest, len)| match store.blob_path(digest).metadata() {
+                Ok(metadata) if !metadata.is_file() => Some(format!("blob {digest} is no file")),
+                Ok(metadata) if metadata.len() != *len => {
+                    Some(format!("blob {digest} has {} bytes, its manifest says {len}", metadata.len()))
+                }
+                Ok(_) => None,
+                Err(_) => Some(format!("blob {digest} is missing")),
+            });
+            let damage = damage.or_else(|| model.defects.first().map(|defect| defect.what.clone()));
             json!({
                 "model": found.name.to_string(),
                 "path": path,
@@ -51,7 +62,7 @@ fn describe(store: &Store, found: &Found) -> Value {
                 "programs": programs,
                 "files": model.files.len(),
                 "bytes": blobs.values().sum::<u64>(),
-                "damaged": missing.map(|digest| format!("blob {digest} is missing")),
+                "damaged": damage,
             })
         }
         Err(error) => json!({"model": found.name.to_string(), "path": path, "damaged": error.to_string()}),

@@ -64,6 +64,7 @@ fn describe(model: &Model, path: &str) -> Value {
         "sources": model.sources.iter().map(source).collect::<Vec<_>>(),
         "programs": programs,
         "layouts": layouts.collect::<Map<_, _>>(),
+        "damaged": model.defects.iter().map(|defect| defect.what.as_str()).collect::<Vec<_>>(),
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
         "tensors": tensors,
     })
@@ -82,6 +83,7 @@ fn text(model: &Value) -> String {
         vec![word(&source["name"]), word(&source["kind"]), files, bytes(&source)]
     });
     text += &indent(sources.collect(), &[2, 3]);
+    list("damaged").iter().for_each(|defect| text += &format!("  damaged: {}\n", word(defect)));
     text += "\nlayouts\n";
     let layouts = model["layouts"].as_object().into_iter().flatten().map(|(name, layout)| {
         let place =

@@ -13,7 +13,9 @@ pub mod safetensors;
 
 use std::borrow::Cow;
 
-use crate::error::Fault;
+use crate::digest::Digest;
+use crate::error::{Error, Fault};
+use crate::extent::Blobs;
 
 /// Random access to the bytes of a container.
 pub trait Bytes {
@@ -40,6 +42,39 @@ impl Bytes for [u8] {
             .and_then(|start| <[u8]>::get(self, start..start.checked_add(len)?))
             .map(Cow::Borrowed)
             .ok_or_else(|| past_the_end(self, offset, len))
+    }
+}
+
+/// A blob as a parser sees it.
+pub struct BlobBytes<'a> {
+    /// Where it is read.
+    pub blobs: &'a dyn Blobs,
+    /// Which it is.
+    pub digest: Digest,
+    /// Its length by whoever names it.
+    pub len: u64,
+}
+
+impl Bytes for BlobBytes<'_> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
+            return Err(past_the_end(self, offset, len));
+        }
+        let fault = |error: Error| match error {
+            Error::Damaged { fault, .. } => Fault::new(offset, fault),
+            other => Fault::new(offset, other.to_string()),
+        };
+        // The length is a claim: nothing is allocated before its last byte was read.
+        if let Some(last) = (offset + len as u64).checked_sub(1) {
+            self.blobs.read_exact(&self.digest, last, &mut [0]).map_err(fault)?;
+        }
+        let mut bytes = vec![0; len];
+        self.blobs.read_exact(&self.digest, offset, &mut bytes).map_err(fault)?;
+        Ok(Cow::Owned(bytes))
     }
 }
 

@@ -20,6 +20,8 @@ pub const TENSOR: &str = "application/vnd.ollama.image.tensor";
 pub const JSON: &str = "application/vnd.ollama.image.json";
 /// What the seed of the format called [`JSON`].
 pub const JSON_OLD: &str = "application/vnd.ollama.image.config";
+/// How the media types of GGUF files begin.
+const WEIGHTS: &str = "application/vnd.ollama.image.model";
 /// How our own media types begin.
 pub const OURS: &str = "application/vnd.wmount.";
 /// A tensor that only a CoreML program, or a file beside the model's own weights, holds.
@@ -46,7 +48,13 @@ pub struct Manifest {
     /// The config blob.
     pub config: Layer,
     /// Everything else.
+    #[serde(default, deserialize_with = "list_or_null")]
     pub layers: Vec<Layer>,
+}
+
+/// Go writes a list that was never appended to as null.
+fn list_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Layer>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// One blob of a manifest.
@@ -81,6 +89,11 @@ impl Layer {
         Layer { media_type, digest, size, name, dtype: String::new(), shape: None, named: None }
     }
 
+    /// Whether ollama does not know it.
+    pub fn is_ours(&self) -> bool {
+        self.media_type.starts_with(OURS)
+    }
+
     /// Whether it holds tensors.
     pub fn is_tensor(&self) -> bool {
         self.media_type == TENSOR || self.media_type == OWN_TENSOR
@@ -91,6 +104,21 @@ impl Manifest {
     /// A manifest of these layers.
     pub fn new(config: Layer, layers: Vec<Layer>) -> Manifest {
         Manifest { schema_version: 2, media_type: MANIFEST.into(), config, layers }
+    }
+
+    /// Whether wmount added layers to it.
+    pub fn has_ours(&self) -> bool {
+        self.layers.iter().any(Layer::is_ours)
+    }
+
+    /// Whether another program than wmount stored the weights: what wmount imports has [`Layer::named`] tensors, or
+    /// nothing but layers of its own and small files.
+    pub fn is_foreign(&self) -> bool {
+        let weights = |layer: &&Layer| layer.media_type == TENSOR || layer.media_type.starts_with(WEIGHTS);
+        match self.layers.iter().find(weights) {
+            Some(layer) => layer.named.is_none(),
+            None => !self.has_ours(),
+        }
     }
 
     /// Reads a manifest.

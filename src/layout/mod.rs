@@ -33,6 +33,11 @@ pub trait Layout: Send + Sync {
     /// What stands at each anchor, in their order.
     fn plan(&self, model: &Model, files: Files<'_>) -> Result<Vec<Branch>>;
 
+    /// Whether it shows what can be read of a model that [`Model::check_whole`] refuses.
+    fn shows_damaged(&self) -> bool {
+        false
+    }
+
     /// Directories that are there even without a model.
     fn fixed_dirs(&self) -> &'static [&'static str] {
         &[]
@@ -132,9 +137,13 @@ impl Files<'_> {
     }
 }
 
+/// How many layouts there are.
+pub const COUNT: usize = 6;
+
 /// Every layout, in the order of the mounted tree.
-pub fn all() -> [&'static dyn Layout; 5] {
-    [&amb::Amb, &coreml::CoreMl, &ollama::Ollama, &original::Original, &safetensors::Safetensors]
+pub fn all() -> [&'static dyn Layout; COUNT] {
+    let (today, seed) = (&ollama::Ollama::Today, &ollama::Ollama::Seed);
+    [&amb::Amb, &coreml::CoreMl, today, seed, &original::Original, &safetensors::Safetensors]
 }
 
 /// The anchor of layouts that give each model a directory.

@@ -1,4 +1,11 @@
-//! `safetensors/<model>/...`: the imported directory, or a synthesised `model.safetensors`.
+//! `safetensors/<model>/...`: the imported directory, or one made of the model's tensors and files.
+//!
+//! A made directory has a weight file for the model and one for each of its components, which are the directories of
+//! its JSON files: `text_encoder/x` is the tensor `x` of `text_encoder/`, and `draft.x` that of `draft/`.
+
+mod mlx;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Anchor, Branch, Files, Layout, VirtualFile, model_dir, source_branch};
 use crate::error::Result;
@@ -17,7 +24,7 @@ impl Layout for Safetensors {
         if model.sources(SourceKind::Safetensors).next().is_some() {
             return Ok(());
         }
-        if model.tensors().is_empty() {
+        if model.tensors().is_empty() && model.check_whole().is_ok() {
             return Err("it has no tensors".into());
         }
         let reserved = |tensor: &&Tensor| !tensor.dtype.in_safetensors() || tensor.name == "__metadata__";
@@ -31,7 +38,11 @@ impl Layout for Safetensors {
         model_dir(path)
     }
 
-    fn plan(&self, model: &Model, _files: Files<'_>) -> Result<Vec<Branch>> {
+    fn shows_damaged(&self) -> bool {
+        true
+    }
+
+    fn plan(&self, model: &Model, files: Files<'_>) -> Result<Vec<Branch>> {
         let mut imported = model.sources(SourceKind::Safetensors).peekable();
         if imported.peek().is_some() {
             let mut branch = Branch::dir();
@@ -41,20 +52,71 @@ impl Layout for Safetensors {
             return Ok(vec![branch]);
         }
         let mut branch = Branch::dir();
-        branch.put("model.safetensors", VirtualFile::new(file_of(model.tensors()), model.modified()));
+        let mut put = |path: &str, content| branch.put(path, VirtualFile::new(content, model.modified()));
+        if let Some(blob) = model.defects.iter().find_map(|defect| defect.unread) {
+            put("model.safetensors", unreadable(blob.0));
+        } else {
+            for (component, mut tensors) in components(model) {
+                let path = |name: &str| if component.is_empty() { name.into() } else { format!("{component}/{name}") };
+                let config_path = path("config.json");
+                let mut config = files.json(model, &config_path)?.unwrap_or_default();
+                if mlx::adapt(&mut tensors, &mut config, files)? {
+                    let config = serde_json::to_vec_pretty(&config).expect("a config is plain data");
+                    put(&config_path, ExtentMap::from_bytes(config));
+                }
+                put(&path(weights_name(&config)), file_of(tensors));
+            }
+        }
         for file in model.files.iter().filter(|file| !file.path.contains(".mlpackage/")) {
-            branch.put(&file.path, VirtualFile::new(ExtentMap::from_blob(file.blob, file.len), model.modified()));
+            put(&file.path, ExtentMap::from_blob(file.blob, file.len));
         }
         Ok(vec![branch])
     }
 }
 
+/// A tensor under the name that it has in its file.
+struct Named<'a> {
+    name: String,
+    tensor: &'a Tensor,
+}
+
+/// The tensors by component; the model proper is the component without a name.
+fn components(model: &Model) -> BTreeMap<&str, Vec<Named<'_>>> {
+    let json = model.files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".json"));
+    let dirs: BTreeSet<&str> = json.filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
+    let mut components: BTreeMap<&str, Vec<Named<'_>>> = BTreeMap::new();
+    for tensor in model.tensors() {
+        let draft = tensor.name.strip_prefix("draft.").and_then(|name| Some((*dirs.get("draft")?, name)));
+        let slashes = tensor.name.match_indices('/').rev();
+        let component = slashes.filter_map(|(at, _)| Some((*dirs.get(&tensor.name[..at])?, &tensor.name[at + 1..])));
+        let (component, name) = draft.or(component.into_iter().next()).unwrap_or(("", &tensor.name));
+        components.entry(component).or_default().push(Named { name: name.into(), tensor });
+    }
+    components
+}
+
+/// What loaders call the one weight file of a directory: diffusers has its own word.
+fn weights_name(config: &serde_json::Map<String, serde_json::Value>) -> &'static str {
+    if config.contains_key("_class_name") { "diffusion_pytorch_model.safetensors" } else { "model.safetensors" }
+}
+
 /// One file of these tensors, as the Rust crate would write it.
-fn file_of(tensors: &[Tensor]) -> ExtentMap {
-    let mut sorted: Vec<&Tensor> = tensors.iter().collect();
-    sorted.sort_by(|a, b| sort_key(a.dtype, &a.name).cmp(&sort_key(b.dtype, &b.name)));
-    let entries = sorted.iter().map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.as_slice(), tensor.len));
+fn file_of(mut tensors: Vec<Named<'_>>) -> ExtentMap {
+    tensors.sort_by(|a, b| sort_key(a.tensor.dtype, &a.name).cmp(&sort_key(b.tensor.dtype, &b.name)));
+    let entry = |named: &Named<'_>| (named.tensor.dtype, named.tensor.shape.clone(), named.tensor.len);
+    let entries: Vec<_> = tensors.iter().map(entry).collect();
+    let entries =
+        tensors.iter().zip(&entries).map(|(named, (dtype, shape, len))| (&*named.name, *dtype, &**shape, *len));
     let mut map = ExtentMap::from_bytes(file_header(&[("format", "pt")], entries));
-    sorted.iter().for_each(|tensor| tensor.push_to(&mut map));
+    tensors.iter().for_each(|named| named.tensor.push_to(&mut map));
+    map
+}
+
+/// A file that nobody can read, as a blob cannot that it is made of.
+fn unreadable(blob: crate::digest::Digest) -> ExtentMap {
+    /// Past the end of any blob.
+    const NOWHERE: u64 = 1 << 61;
+    let mut map = ExtentMap::new();
+    map.push_blob(blob, NOWHERE + 1, NOWHERE, 1).expect("the last byte is within");
     map
 }

@@ -1,7 +1,7 @@
 //! From a manifest to a [`Model`]: everything that layouts rely on is checked here, once.
 
-use std::borrow::Cow;
-use std::fs::File;
+use std::collections::HashSet;
+use std::fs::{self, File};
 use std::io::Read;
 
 use super::{Found, Store};
@@ -10,25 +10,42 @@ use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
-use crate::format::{Bytes, past_the_end, recipe, safetensors};
-use crate::model::{Model, SmallFile, Tensor, check_path};
+use crate::format::{BlobBytes, recipe, safetensors};
+use crate::model::{Defect, Foreign, Model, SmallFile, Tensor, check_path};
+
+/// The sum of all blobs of a model, in bytes, up to which no sum of sizes can overflow.
+const MAX_MODEL: u64 = 1 << 60;
 
 impl Store {
-    /// Reads a manifest.
-    pub fn manifest(&self, found: &Found) -> Result<Manifest> {
+    /// The bytes of a manifest.
+    fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
         let path = self.manifest_path(&found.name);
         let mut bytes = Vec::new();
         File::open(&path).at(&path)?.take(ollama::MAX_MANIFEST + 1).read_to_end(&mut bytes).at(&path)?;
         if bytes.len() as u64 > ollama::MAX_MANIFEST {
             return Err(Error::format(&path, Fault::new(0, "is too long for a manifest")));
         }
-        Manifest::parse(&bytes).at(&path)
+        Ok(bytes)
+    }
+
+    /// Reads a manifest.
+    pub fn manifest(&self, found: &Found) -> Result<Manifest> {
+        Manifest::parse(&self.manifest_bytes(found)?).at(self.manifest_path(&found.name))
     }
 
     /// Reads a model: its manifest and recipes, and the headers of blobs whose layers do not describe their tensors.
+    ///
+    /// # Errors
+    /// A manifest or recipe that cannot be read. Everything less is one of [`Model::defects`] and hurts only what
+    /// touches it.
     pub fn load(&self, found: &Found) -> Result<Model> {
-        let manifest = self.manifest(found)?;
+        let bytes = self.manifest_bytes(found)?;
         let path = self.manifest_path(&found.name);
+        let manifest = Manifest::parse(&bytes).at(&path)?;
+        let sum = manifest.blobs().try_fold(0, |sum: u64, layer| sum.checked_add(layer.size));
+        if sum.is_none_or(|sum| sum > MAX_MODEL) {
+            return Err(Error::format(path, Fault::new(0, "the sizes of its layers cannot be true")));
+        }
         let mut model = Model {
             name: found.name.clone(),
             tensors: Vec::new(),
@@ -36,15 +53,23 @@ impl Store {
             files: Vec::new(),
             sources: Vec::new(),
             written: found.written,
+            nameless: manifest.layers.iter().all(|layer| layer.media_type != ollama::TENSOR || layer.shape.is_some()),
+            foreign: self.foreign(&manifest, bytes),
+            defects: Vec::new(),
         };
+        let mut read = HashSet::new();
         for layer in &manifest.layers {
             match layer.media_type.as_str() {
-                ollama::TENSOR => self.tensors_of(layer, &mut model.tensors).at(&path)?,
-                ollama::OWN_TENSOR => self.tensors_of(layer, &mut model.other_tensors).at(&path)?,
-                ollama::JSON | ollama::JSON_OLD | ollama::OWN_FILE => {
-                    check_path(&layer.name).map_err(|what| Error::format(&path, Fault::new(0, what)))?;
-                    model.files.push(SmallFile { path: layer.name.clone(), blob: layer.digest, len: layer.size });
-                }
+                // ollama reads a blob once, whatever the number of layers that name it.
+                _ if layer.is_tensor() && layer.shape.is_none() && !read.insert(layer.digest) => {}
+                ollama::TENSOR => self.tensors_of(layer, &mut model.tensors, &mut model.defects),
+                ollama::OWN_TENSOR => self.tensors_of(layer, &mut model.other_tensors, &mut model.defects),
+                ollama::JSON | ollama::JSON_OLD | ollama::OWN_FILE => match check_path(&layer.name) {
+                    Ok(()) => {
+                        model.files.push(SmallFile { path: layer.name.clone(), blob: layer.digest, len: layer.size });
+                    }
+                    Err(what) => model.defects.push(Defect { what, unread: None }),
+                },
                 ollama::OWN_RECIPE => {
                     let bytes = self.small_blob(&layer.digest, layer.size, recipe::MAX_RECIPE)?;
                     let map = |digest: &Digest, len| {
@@ -57,14 +82,7 @@ impl Store {
                 _ => {}
             }
         }
-        model.tensors.sort_by(|a, b| a.name.cmp(&b.name));
-        model.other_tensors.sort_by(|a, b| a.name.cmp(&b.name));
-        model.files.sort_by(|a, b| a.path.cmp(&b.path));
-        for names in [&model.tensors, &model.other_tensors] {
-            if let Some(pair) = names.windows(2).find(|pair| pair[0].name == pair[1].name) {
-                return Err(Error::format(&path, Fault::new(0, format!("tensor {:?} occurs twice", pair[0].name))));
-            }
-        }
+        model.sort();
         Ok(model)
     }
 
@@ -81,19 +99,44 @@ impl Store {
         ExtentMap::from_blob(*digest, len).read_all(self.blobs())
     }
 
-    fn tensors_of(&self, layer: &Layer, tensors: &mut Vec<Tensor>) -> Result<(), Fault> {
-        match &layer.shape {
-            Some(shape) => tensors.push(described(layer, shape)?),
-            None => tensors.extend(self.header_of(layer)?),
+    /// What `ollama/` shows of a model whose weights another program stored: the manifest as it is, or without the
+    /// layers that wmount added.
+    fn foreign(&self, manifest: &Manifest, bytes: Vec<u8>) -> Option<Foreign> {
+        if !manifest.is_foreign() {
+            return None;
         }
-        Ok(())
+        let theirs = |layer: &&Layer| !layer.is_ours();
+        // A manifest that lies about a size must not hurt the others that name the same blob.
+        let len = |layer: &Layer| match fs::metadata(self.blob_path(&layer.digest)) {
+            Ok(metadata) if metadata.is_file() => metadata.len(),
+            _ => layer.size,
+        };
+        let blobs = manifest.blobs().filter(theirs).map(|layer| (layer.digest, len(layer))).collect();
+        let manifest = match manifest.has_ours() {
+            false => bytes,
+            true => {
+                let layers = manifest.layers.iter().filter(theirs).cloned().collect();
+                Manifest::new(manifest.config.clone(), layers).to_bytes()
+            }
+        };
+        Some(Foreign { manifest, blobs })
+    }
+
+    fn tensors_of(&self, layer: &Layer, tensors: &mut Vec<Tensor>, defects: &mut Vec<Defect>) {
+        let read = match &layer.shape {
+            Some(shape) => described(layer, shape).map(|tensor| vec![tensor]),
+            None => self.header_of(layer),
+        };
+        match read {
+            Ok(read) => tensors.extend(read),
+            Err(what) => defects.push(Defect { what, unread: Some((layer.digest, layer.size)) }),
+        }
     }
 
     /// The tensors of a blob by its own header, as today's ollama writes them.
-    fn header_of(&self, layer: &Layer) -> Result<Vec<Tensor>, Fault> {
-        let blob = BlobBytes { store: self, layer };
-        let header = safetensors::parse(&blob)
-            .map_err(|fault| Fault::new(fault.at, format!("blob {}: {}", layer.digest, fault.what)))?;
+    fn header_of(&self, layer: &Layer) -> Result<Vec<Tensor>, String> {
+        let header = safetensors::parse(&BlobBytes { blobs: self.blobs(), digest: layer.digest, len: layer.size })
+            .map_err(|fault| fault.what)?;
         let tensor = |range: safetensors::TensorRange| Tensor {
             name: if range.name == "data" && !layer.name.is_empty() { layer.name.clone() } else { range.name },
             dtype: range.dtype,
@@ -109,8 +152,8 @@ impl Store {
 }
 
 /// A tensor whose layer says what it is: its bytes are the last of the blob.
-fn described(layer: &Layer, shape: &[u64]) -> Result<Tensor, Fault> {
-    let fault = |what: String| Fault::new(0, format!("tensor {:?}: {what}", layer.name));
+fn described(layer: &Layer, shape: &[u64]) -> Result<Tensor, String> {
+    let fault = |what: String| format!("tensor {:?}: {what}", layer.name);
     let dtype: Dtype = layer.dtype.parse().map_err(&fault)?;
     let len = dtype.bytes(shape).filter(|&len| len <= layer.size);
     let len = len.ok_or_else(|| fault(format!("{dtype} {shape:?} does not fit into {} bytes", layer.size)))?;
@@ -128,26 +171,4 @@ fn described(layer: &Layer, shape: &[u64]) -> Result<Tensor, Fault> {
 
 fn damaged(layer: &Layer, fault: Fault) -> Error {
     Error::Damaged { digest: layer.digest, fault: fault.to_string() }
-}
-
-/// A blob as a parser sees it.
-struct BlobBytes<'a> {
-    store: &'a Store,
-    layer: &'a Layer,
-}
-
-impl Bytes for BlobBytes<'_> {
-    fn len(&self) -> u64 {
-        self.layer.size
-    }
-
-    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.layer.size) {
-            return Err(past_the_end(self, offset, len));
-        }
-        let mut bytes = vec![0; len];
-        let read = self.store.blobs().read_exact(&self.layer.digest, offset, &mut bytes);
-        read.map_err(|error| Fault::new(offset, error.to_string()))?;
-        Ok(Cow::Owned(bytes))
-    }
 }

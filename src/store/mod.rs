@@ -16,8 +16,10 @@ mod load;
 mod stage;
 mod verify;
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use crate::digest::Digest;
@@ -34,6 +36,8 @@ pub use verify::{Damage, VerifyReport};
 pub struct Store {
     root: PathBuf,
     blobs: BlobFiles,
+    /// What was passed over below `manifests/`, each logged once.
+    ignored: Mutex<HashSet<PathBuf>>,
 }
 
 /// A manifest found in the store, not yet read.
@@ -65,7 +69,7 @@ impl Store {
             )));
         }
         let root = root.canonicalize().at(root)?;
-        Ok(Store { blobs: BlobFiles::new(root.join("blobs")), root })
+        Ok(Store { blobs: BlobFiles::new(root.join("blobs")), root, ignored: Mutex::default() })
     }
 
     /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was
@@ -143,16 +147,19 @@ impl Store {
         Ok((space.f_frsize, space.f_blocks, space.f_bavail))
     }
 
-    /// Every manifest of the store, in order of name; what is ill-named is passed over with a log line.
+    /// Every manifest of the store, in order of name; what is none is passed over with a log line.
     pub fn find(&self) -> Result<Vec<Found>> {
         let mut found = Vec::new();
         let root = self.manifests_dir();
         for host in children(&root)? {
-            for namespace in subdirectory(&root.join(&host))? {
-                for name in subdirectory(&root.join(&host).join(&namespace))? {
+            for namespace in self.below(&root.join(&host)) {
+                for name in self.below(&root.join(&host).join(&namespace)) {
                     let dir = root.join(&host).join(&namespace).join(&name);
-                    for tag in subdirectory(&dir)? {
-                        found.extend(found_at(&dir.join(&tag), &host, &namespace, &name, &tag));
+                    for tag in self.below(&dir) {
+                        match found_at(&dir.join(&tag), &host, &namespace, &name, &tag) {
+                            Ok(model) => found.push(model),
+                            Err(error) => self.ignore(dir.join(&tag), &error),
+                        }
                     }
                 }
             }
@@ -161,11 +168,29 @@ impl Store {
         Ok(found)
     }
 
+    /// The names in a directory below `manifests/`; nothing in what is no directory or cannot be read.
+    fn below(&self, dir: &Path) -> Vec<String> {
+        children(dir).unwrap_or_else(|error| {
+            self.ignore(dir.to_owned(), &error);
+            Vec::new()
+        })
+    }
+
+    /// Says once that something below `manifests/` is no manifest.
+    fn ignore(&self, path: PathBuf, why: &Error) {
+        let path_text = path.display().to_string();
+        if self.ignored.lock().unwrap_or_else(PoisonError::into_inner).insert(path) {
+            let why = why.to_string();
+            let why = why.strip_prefix(&format!("{path_text}: ")).unwrap_or(&why);
+            tracing::warn!("{path_text} is ignored: {why}");
+        }
+    }
+
     /// The manifest of one model, if the store has it.
     pub fn find_one(&self, name: &ModelName) -> Result<Found> {
         let path = self.manifest_path(name);
         found_at(&path, &name.host, &name.namespace, &name.name, &name.tag)
-            .ok_or_else(|| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
+            .map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
     }
 }
 
@@ -181,30 +206,13 @@ fn children(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Like [`children`], but empty for what is no directory.
-fn subdirectory(dir: &Path) -> Result<Vec<String>> {
-    match children(dir) {
-        Err(Error::Io { source, .. })
-            if matches!(source.kind(), std::io::ErrorKind::NotADirectory | std::io::ErrorKind::NotFound) =>
-        {
-            Ok(Vec::new())
-        }
-        other => other,
-    }
-}
-
-fn found_at(path: &Path, host: &str, namespace: &str, name: &str, tag: &str) -> Option<Found> {
+fn found_at(path: &Path, host: &str, namespace: &str, name: &str, tag: &str) -> Result<Found> {
     use std::os::unix::fs::MetadataExt;
-    let metadata = fs::metadata(path).ok().filter(|metadata| metadata.is_file())?;
-    match ModelName::new(host, namespace, name, tag) {
-        Ok(name) => Some(Found {
-            name,
-            written: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
-            version: (metadata.ino(), metadata.len()),
-        }),
-        Err(error) => {
-            tracing::warn!("{} is ignored: {error}", path.display());
-            None
-        }
+    let name = ModelName::new(host, namespace, name, tag)?;
+    let metadata = fs::metadata(path).at(path)?;
+    if !metadata.is_file() {
+        return Err(Error::io(path, std::io::Error::other("is no regular file")));
     }
+    let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    Ok(Found { name, written, version: (metadata.ino(), metadata.len()) })
 }
