@@ -18,6 +18,7 @@ mod verify;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::digest::Digest;
@@ -106,6 +107,11 @@ impl Store {
     /// Where the bytes of blobs are read.
     pub fn blobs(&self) -> &dyn Blobs {
         &self.blobs
+    }
+
+    /// A blob's own file, for a reader that needs no extent map.
+    pub fn blob_file(&self, digest: &Digest) -> Result<Arc<File>> {
+        self.blobs.open(digest)
     }
 
     /// A file or directory below `.wmount/`, whose directory is made.
