@@ -4,6 +4,7 @@
 //! Nodes that were handed out stay readable when their model is gone from the snapshot: open files still name them.
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -313,6 +314,16 @@ impl Vfs {
                 Ok(())
             }
         }
+    }
+
+    /// The blob that a file is, if it is nothing else and the blob is sound: it has exactly the file's size.
+    ///
+    /// What is wrong with a blob is said when the file is read, so there is no error here.
+    pub fn whole_blob(&self, ino: u64) -> Option<Arc<File>> {
+        let What::Node(node) = self.inode(ino).ok()?.what else { return None };
+        let Body::File(file) = &node.body else { return None };
+        let blob = self.store.blob_file(&file.content.whole_blob()?).ok()?;
+        (blob.metadata().ok()?.len() == file.content.size()).then_some(blob)
     }
 
     /// The reverse of [`Vfs::open`].

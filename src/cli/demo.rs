@@ -16,6 +16,7 @@ use super::output::{Bar, print, size};
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
 use crate::front::checks;
+use crate::front::readpath::Mode;
 use crate::front::session::{MountOptions, Session};
 use crate::front::watch::Watch;
 use crate::sample::{LanguageModel, write_package};
@@ -133,7 +134,10 @@ impl Demo {
         let began = Instant::now();
         let vfs = Arc::new(Vfs::new(Arc::new(Store::open(&self.store)?))?);
         let (mountpoint, store) = (self.mountpoint.clone(), self.store.clone());
-        let session = Session::mount(vfs, &MountOptions { mountpoint, store, allow_other: false, threads: None })?;
+        let session = Session::mount(
+            vfs,
+            &MountOptions { mountpoint, store, allow_other: false, threads: None, read: Mode::Auto },
+        )?;
         Ok((session, began.elapsed()))
     }
 

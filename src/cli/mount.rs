@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::error::{AtPath, Error, Result};
 use crate::front::daemon::{self, Listener};
+use crate::front::readpath::Mode;
 use crate::front::session::{MountOptions, Session};
 use crate::vfs::Vfs;
 
@@ -26,6 +27,11 @@ pub struct MountArgs {
     /// Threads that serve requests [default: one for each core, at least two]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
+    /// How files are read: auto, cache (all through the page cache), direct (all but mapped pages past it)
+    /// [env: WMOUNT_READ=] [default: auto]
+    // The variable is not clap's: one that is set would make every subcommand a mount.
+    #[arg(long, value_name = "HOW")]
+    pub read: Option<Mode>,
     /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
@@ -49,8 +55,14 @@ fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Resu
         store,
         allow_other: args.allow_other,
         threads: args.threads.map(NonZeroUsize::get),
+        read: args.read.map_or_else(read_from_environment, Ok)?,
     };
     Session::mount(vfs, &options)
+}
+
+fn read_from_environment() -> Result<Mode> {
+    let word = std::env::var("WMOUNT_READ").unwrap_or_else(|_| "auto".into());
+    word.parse().map_err(|why| Error::Invalid(format!("WMOUNT_READ={word}: {why}")))
 }
 
 fn existing(store: &Path) -> Result<PathBuf> {

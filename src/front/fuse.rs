@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -14,14 +15,16 @@ use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
 use fuser::{
-    AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
+    AccessFlags, BackingId, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
+    PollNotifier, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
 };
 
 use super::errno::{Complaints, errno};
-use super::sys;
+use super::passthrough::Passthrough;
+use super::readpath::{Mode, ReadPath};
+use super::{machine, sys};
 use crate::error::{Error, Result};
 use crate::vfs::{Attr, Kind, Listing, Vfs};
 
@@ -36,6 +39,9 @@ const NAME_MAX: u32 = 255;
 const BLOCK: u32 = 4096;
 /// The numbers in use are hashes and never used again for other content, so one generation is enough.
 const GENERATION: Generation = Generation(0);
+/// The handle of an open file that [`Passthrough`] counts, and of one that it does not.
+const COUNTED: FileHandle = FileHandle(1);
+const PLAIN: FileHandle = FileHandle(0);
 
 thread_local! {
     /// Reads of one thread follow each other, so one buffer, of the largest size yet asked for, serves them all.
@@ -49,14 +55,42 @@ pub struct Fuse {
     /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
     listings: DashMap<u64, Arc<Listing>>,
     next_listing: AtomicU64,
+    passthrough: Passthrough<BackingId>,
+    readpath: ReadPath,
     complaints: Complaints,
 }
 
 impl Fuse {
     /// Serves `vfs`, with every file owned by the user of this process.
-    pub fn new(vfs: Arc<Vfs>) -> Fuse {
-        let (listings, next_listing) = (DashMap::new(), AtomicU64::new(1));
-        Fuse { vfs, owner: sys::owner(), listings, next_listing, complaints: Complaints::default() }
+    pub fn new(vfs: Arc<Vfs>, mode: Mode) -> Fuse {
+        Fuse {
+            vfs,
+            owner: sys::owner(),
+            listings: DashMap::new(),
+            next_listing: AtomicU64::new(1),
+            passthrough: Passthrough::default(),
+            readpath: ReadPath::new(mode),
+            complaints: Complaints::default(),
+        }
+    }
+
+    /// Asks the kernel for passthrough, if that can come to anything.
+    fn negotiate_passthrough(&self, config: &mut KernelConfig) -> Result<(), &'static str> {
+        if self.readpath.mode() != Mode::Auto {
+            return Err("another way to read was asked for");
+        }
+        if !machine::may_administer() {
+            return Err("this process lacks CAP_SYS_ADMIN");
+        }
+        config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).map_err(|_| "this kernel lacks it (Linux 6.9 has it)")?;
+        // The least depth that serves: with 2, this mount could not lie below an overlay.
+        let depth = if machine::is_stacked(self.vfs.store().root()) { 2 } else { 1 };
+        config.set_max_stack_depth(depth).map_err(|_| "this kernel allows no stacking")?;
+        Ok(())
+    }
+
+    fn backing(&self, ino: INodeNo, blob: &File, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
+        self.passthrough.open(&self.vfs, ino.0, blob, |file| reply.open_backing(file))
     }
 
     /// Runs one request. A panic is answered as damage: it would otherwise end the thread, and with the last the mount.
@@ -154,6 +188,13 @@ fn entry_ttl(attr: &Attr) -> Duration {
     if attr.fleeting { SHORT } else { LONG }
 }
 
+/// A reader with O_DIRECT may ask for any range here, which the blob's own file system would refuse: its reads come to
+/// us, past the page cache; what it maps is the blob all the same.
+fn passthrough_flags(flags: OpenFlags) -> FopenFlags {
+    let direct = if machine::asks_for_direct(flags.0) { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
+    FopenFlags::FOPEN_NOFLUSH | direct
+}
+
 fn known_name(name: &OsStr) -> Result<&str> {
     // Every name of the tree is text, so another one is the name of nothing.
     name.to_str().ok_or_else(|| Error::NotFound(name.to_string_lossy().into_owned()))
@@ -168,6 +209,11 @@ impl Filesystem for Fuse {
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
         ];
+        let passthrough = self.negotiate_passthrough(config);
+        self.passthrough.begin(&self.vfs, passthrough);
+        if config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).is_ok() {
+            self.readpath.direct_can_be_mapped();
+        }
         // An older kernel goes without; it answers with what it lacks.
         let lacking: Vec<_> = wanted.into_iter().filter_map(|flag| config.add_capabilities(flag).err()).collect();
         config.set_max_background(BACKGROUND).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -234,8 +280,13 @@ impl Filesystem for Fuse {
         if flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & libc::O_TRUNC != 0 {
             return reply.error(Errno::EROFS);
         }
-        match self.ask("open", ino, |vfs| vfs.open(ino.0)) {
-            Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH),
+        let blob = || self.passthrough.is_on().then(|| self.vfs.whole_blob(ino.0)).flatten();
+        match self.ask("open", ino, |vfs| vfs.open(ino.0).map(|()| blob())) {
+            Ok(None) => reply.opened(PLAIN, self.readpath.flags()),
+            Ok(Some(blob)) => match self.backing(ino, &blob, &reply) {
+                Some(backing) => reply.opened_passthrough(COUNTED, passthrough_flags(flags), &backing),
+                None => reply.opened(COUNTED, self.readpath.flags()),
+            },
             Err(errno) => reply.error(errno),
         }
     }
@@ -267,12 +318,15 @@ impl Filesystem for Fuse {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         _: OpenFlags,
         _: Option<LockOwner>,
         _: bool,
         reply: ReplyEmpty,
     ) {
+        if fh == COUNTED {
+            self.passthrough.release(ino.0);
+        }
         self.vfs.release(ino.0);
         reply.ok();
     }

@@ -11,6 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::fuse::Fuse;
 use super::mounts::{self, Mounted};
+use super::readpath::Mode;
 use super::watch::Watch;
 use super::{checks, sys, unmount};
 use crate::error::{AtPath, Error, Result};
@@ -27,6 +28,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Threads that serve requests; `None` is one for each core and at least two.
     pub threads: Option<usize>,
+    /// How files are read.
+    pub read: Mode,
 }
 
 /// A mount that answers. Dropping it unmounts.
@@ -46,7 +49,7 @@ impl Session {
         // Caught from before the mount on, so that no signal leaves a mount without its server.
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;
         let config = config(options, &store);
-        let fuse = Fuse::new(Arc::clone(&vfs));
+        let fuse = Fuse::new(Arc::clone(&vfs), options.read);
         let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
         let serving = serve(session).at(&mountpoint)?;
         let place = Place::of(mountpoint)?;

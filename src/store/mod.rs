@@ -19,7 +19,7 @@ mod verify;
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use crate::digest::Digest;
@@ -119,6 +119,11 @@ impl Store {
     /// Where the bytes of blobs are read.
     pub fn blobs(&self) -> &dyn Blobs {
         &self.blobs
+    }
+
+    /// A blob's own file, for a reader that needs no extent map.
+    pub fn blob_file(&self, digest: &Digest) -> Result<Arc<File>> {
+        self.blobs.open(digest)
     }
 
     /// A file or directory below `.wmount/`, whose directory is made.

@@ -1,5 +1,6 @@
 """Mounting as an ordinary user, through fusermount3."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -53,6 +54,8 @@ def test_a_user_mounts_reads_and_unmounts(home, models):
         user = {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
         shown = subprocess.run(["cat", str(home / "mnt" / inside)], capture_output=True, check=True, **user).stdout
         assert shown == (models / "tiny-llama/config.json").read_bytes()
+        status = subprocess.run(["cat", str(home / "mnt/.wmount/status.json")], capture_output=True, check=True, **user)
+        assert "CAP_SYS_ADMIN" in json.loads(status.stdout)["passthrough"]
     finally:
         done = as_user(home, "umount", home / "mnt")
     assert done.returncode == 0, done.stderr.decode()

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Reads the same bytes in every way, from a mount and from what one could use instead, in one run.
+
+    contrib/bench/read.py [--size MB] [--rounds N] [--peers A,B] [--readers A,B] [--states A,B] [--files A,B]
+                          [--disk DIR] [--python PYTHON] [--json FILE] [--markdown FILE] [--svg FILE]
+
+Every sample has a fresh mount. Within a round all peers take turns, so that a figure and its neighbours saw the same
+machine; ratios are taken against the plain file of the same round, and the table has medians of them.
+
+States: `cold`, with the page cache dropped (root); `first`, with the stored bytes in the page cache but the mount
+not yet read; `second`, the same again. Peers: `plain`; `wmount`, `wmount:cache` and `wmount:direct`, the mount and its
+modes; `bindfs` and `mergerfs` over the plain files (Debian's packages); `ratarmount` over a tar of them (PyPI).
+Real loaders (mlx, safetensors) need --python, an interpreter that has them. What is not installed is left out, and named.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import chart
+import readers
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("WMOUNT", REPOSITORY / "target/release/wmount")).resolve()
+MB = 1_000_000
+STATES = ["cold", "first", "second"]
+PEERS = ["plain", "wmount", "bindfs", "mergerfs", "ratarmount"]
+FILES = {"whole": "weights.bin", "large": "large.safetensors", "small": "small.safetensors"}
+WHAT = {
+    "whole": "a file that is one blob",
+    "large": "composed of a few large tensors",
+    "small": "composed of many 4 KiB tensors",
+}
+
+
+def run(*args):
+    done = subprocess.run([str(a) for a in args], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"read.py: {' '.join(map(str, args))}: {done.stderr.strip()}")
+
+
+def write_safetensors(path: Path, lengths: list[int]):
+    header, at = {}, 0
+    for i, length in enumerate(lengths):
+        header[f"{path.stem}.{i}"] = {"dtype": "U8", "shape": [length], "data_offsets": [at, at + length]}
+        at += length
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for length in lengths:
+            write_random(f, length)
+
+
+def write_random(f, length: int):
+    numbers = random.Random(length)
+    while length:
+        f.write(numbers.randbytes(min(length, 16 * MB)))
+        length -= min(length, 16 * MB)
+
+
+def make_files(plain: Path, size: int):
+    plain.mkdir()
+    with open(plain / FILES["whole"], "wb") as f:
+        write_random(f, size)
+    # Lengths that are no multiple of anything, so that no tensor begins where a page does.
+    write_safetensors(plain / FILES["large"], [size // 8 + 1000 * i + i for i in range(8)])
+    write_safetensors(plain / FILES["small"], [4096 + i % 7 for i in range(size // 8 // 4096)])
+    os.sync()
+
+
+class Bench:
+    """The stored bytes, in each peer's form, and what mounts them."""
+
+    def __init__(self, work: Path, size: int, peers: list[str]):
+        self.work, self.plain, self.at = work, work / "plain", work / "mnt"
+        self.at.mkdir()
+        make_files(self.plain, size)
+        self.store, self.tar = work / "store", work / "files.tar"
+        if any(peer.startswith("wmount") for peer in peers):
+            run(BINARY, "-s", self.store, "import", self.plain, "-n", "bench")
+        if "ratarmount" in peers:
+            run("tar", "-C", self.plain, "-cf", self.tar, ".")
+            self.tool = shutil.which("ratarmount")
+
+    def stored(self, peer: str) -> list[Path]:
+        if peer.startswith("wmount"):
+            return list((self.store / "blobs").iterdir())
+        return [self.tar] if peer == "ratarmount" else list(self.plain.iterdir())
+
+    def prepare(self, peer: str, state: str):
+        if state == "cold":
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("1")
+            return
+        for path in self.stored(peer):
+            readers.sequential(path, readers.MIB)
+
+    def mount(self, peer: str) -> Path:
+        """Mounts, and returns where the files are."""
+        name, _, mode = peer.partition(":")
+        if name == "plain":
+            return self.plain
+        if name == "wmount":
+            run(BINARY, "--read", mode or "auto", self.store, self.at)
+            return self.at / "safetensors/bench/latest"
+        if name == "ratarmount":
+            run(self.tool, self.tar, self.at)
+        else:
+            run(name, self.plain, self.at)
+        return self.at
+
+    def unmount(self, peer: str):
+        if peer == "plain":
+            return
+        for _ in range(100):
+            if subprocess.run(["umount", self.at], capture_output=True).returncode == 0:
+                break
+            time.sleep(0.05)
+        while self.server() is not None:
+            time.sleep(0.01)
+
+    def server(self) -> int | None:
+        """The process that serves the mount: the youngest with the mountpoint among its arguments."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if os.fsencode(self.at) in arguments:
+                found.append(int(entry.name))
+        return max(found, default=None)
+
+
+def ticks(pid: int | None) -> float:
+    """CPU seconds of a process so far."""
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int | None) -> dict[str, int]:
+    """Bytes in the page cache of the machine, and anonymous and file bytes resident in the server."""
+    def kib(path: str, keys: dict[str, str]) -> dict[str, int]:
+        lines = dict(line.split(":", 1) for line in Path(path).read_text().splitlines() if ":" in line)
+        return {name: int(lines[key].split()[0]) * 1024 for key, name in keys.items()}
+
+    found = kib("/proc/meminfo", {"Cached": "cached"})
+    if pid is not None:
+        found |= kib(f"/proc/{pid}/status", {"RssAnon": "server", "RssFile": "server_files"})
+    return found
+
+
+def sample(bench: Bench, peer: str, file: str, reader: str, states: list[str], python: str) -> list[dict]:
+    """One mount of one peer: a cold or first read, and a second one."""
+    found = []
+    for begin in [state for state in ("cold", "first") if state in states]:
+        bench.prepare(peer, begin)
+        path = bench.mount(peer) / FILES[file]
+        os.stat(path)  # a model is planned when it is first asked for: that is not reading
+        pid = None if peer == "plain" else bench.server()
+        turns = [begin] + (["second"] if "second" in states and begin == ("first" if "first" in states else "cold") else [])
+        for state in turns:
+            before, spent = memory(pid), ticks(pid)
+            seconds, cpu, total = readers.measure(reader, path, python)
+            after = memory(pid)
+            row = {"peer": peer, "file": file, "reader": reader, "state": state}
+            row |= {"rate": total / seconds, "cpu": (cpu + ticks(pid) - spent) / total * 1e9}
+            row |= {key: after[key] - before[key] for key in before}
+            found.append(row)
+        bench.unmount(peer)
+    return found
+
+
+def available(peers: list[str]) -> list[str]:
+    missing = [p for p in peers if p.partition(":")[0] not in ("plain", "wmount") and not shutil.which(p)]
+    for peer in missing:
+        print(f"read.py: {peer} is not installed and left out", file=sys.stderr)
+    return [peer for peer in peers if peer not in missing]
+
+
+def summary(samples: list[dict], peers: list[str]) -> list[dict]:
+    """Medians of the rates, and of the ratios to the plain file in the same round."""
+    groups = {}
+    for row in samples:
+        groups.setdefault((row["file"], row["reader"], row["state"]), {}).setdefault(row["peer"], []).append(row)
+    rows = []
+    for (file, reader, state), by_peer in groups.items():
+        row = {"file": file, "reader": reader, "state": state, "peers": {}}
+        for peer in [peer for peer in peers if peer in by_peer]:
+            mine = by_peer[peer]
+            rates = [one["rate"] for one in mine]
+            cell = {"rate": statistics.median(rates), "low": min(rates), "high": max(rates)}
+            cell |= {key: statistics.median(one[key] for one in mine) for key in ("cpu", "cached")}
+            cell |= {key: max(one[key] for one in mine) for key in ("server", "server_files") if key in mine[0]}
+            if "plain" in by_peer:
+                pairs = zip(mine, by_peer["plain"])
+                cell["ratio"] = statistics.median(one["rate"] / plain["rate"] for one, plain in pairs)
+            row["peers"][peer] = cell
+        rows.append(row)
+    return rows
+
+
+def markdown(rows: list[dict], peers: list[str]) -> str:
+    text = ""
+    for file in dict.fromkeys(row["file"] for row in rows):
+        text += f"### {WHAT[file].capitalize()}\n\n"
+        text += "GB/s, and in brackets the ratio to the plain file; then CPU seconds for each GB.\n\n"
+        text += "| reader | state | " + " | ".join(peers) + " |\n|---|---|" + "---|" * len(peers) + "\n"
+        for row in (row for row in rows if row["file"] == file):
+            cells = [cell(row["peers"].get(peer)) for peer in peers]
+            text += f"| {row['reader']} | {row['state']} | " + " | ".join(cells) + " |\n"
+        text += "\n"
+    return text
+
+
+def cell(found: dict | None) -> str:
+    if found is None:
+        return "-"
+    ratio = f" ({found['ratio']:.2f})" if "ratio" in found else ""
+    return f"{found['rate'] / 1e9:.2f}{ratio}, {found['cpu']:.2f} s"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=512, help="MB of the large files")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where on disk to work")
+    parser.add_argument("--python", help="an interpreter with mlx and safetensors")
+    for name, all_ in (("peers", PEERS), ("states", STATES), ("files", FILES), ("readers", None)):
+        default = list(all_) if all_ else None
+        parser.add_argument(f"--{name}", type=lambda text: text.split(";" if ";" in text else ","), default=default)
+    for name in ("json", "markdown", "svg"):
+        parser.add_argument(f"--{name}", type=Path)
+    args = parser.parse_args()
+    if not BINARY.is_file():
+        sys.exit(f"read.py: {BINARY} is missing: build it, or set WMOUNT")
+    wanted = args.readers or list(readers.SYNTHETIC) + (list(readers.REAL) if args.python else [])
+    peers = available(args.peers)
+
+    samples = []
+    with tempfile.TemporaryDirectory(dir=args.disk, prefix="wmount-bench-") as work:
+        bench = Bench(Path(work), args.size * MB, peers)
+        for turn in range(args.rounds):
+            for file in args.files:
+                for reader in wanted:
+                    if reader in readers.REAL and file == "whole":
+                        continue
+                    for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
+                        samples += sample(bench, peer, file, reader, args.states, args.python)
+            print(f"read.py: round {turn + 1} of {args.rounds} done", file=sys.stderr)
+
+    rows = summary(samples, peers)
+    machine = {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "size": args.size * MB}
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine, "rows": rows, "samples": samples}, indent=1) + "\n")
+    if args.markdown:
+        args.markdown.write_text(markdown(rows, peers))
+    if args.svg:
+        args.svg.write_text(chart.svg(rows, peers))
+    print(markdown(rows, peers), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""How files are read: past the daemon where a file is one blob, and the same bytes in every mode."""
+
+import json
+import mmap
+import os
+import random
+
+import pytest
+
+from harness import Mount, Store
+
+SIZE = 5_000_001
+root = pytest.mark.skipif(os.geteuid() != 0, reason="the kernel lets root alone pass files through")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store with a file that is one blob and one that is not, and their bytes."""
+    work = tmp_path_factory.mktemp("readpath")
+    source = work / "source"
+    source.mkdir()
+    numbers = random.Random(7)
+    (source / "config.json").write_text("{}")
+    (source / "weights.bin").write_bytes(numbers.randbytes(SIZE))
+    tensors, at = {}, 0
+    for i, length in enumerate([3_000_001, 17, 4096, 1_000_003]):
+        tensors[f"t{i}"] = {"dtype": "U8", "shape": [length], "data_offsets": [at, at + length]}
+        at += length
+    header = json.dumps(tensors).encode()
+    (source / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + numbers.randbytes(at))
+    store = Store(work / "store")
+    store.add(source, name="m")
+    return store, {path.name: path.read_bytes() for path in source.iterdir()}
+
+
+def status(mount) -> dict:
+    return json.loads((mount / ".wmount/status.json").read_text())
+
+
+@root
+def test_a_file_that_is_one_blob_is_not_read_by_the_daemon(made, tmp_path):
+    store, files = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        assert status(mount)["passthrough"] == "on"
+        path = mount / "safetensors/m/latest/weights.bin"
+        assert path.read_bytes() == files["weights.bin"]
+        assert status(mount)["bytes_read"] == 0
+
+
+@root
+def test_any_range_can_be_read_directly_beside_other_readers(made, tmp_path):
+    store, files = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        path, expected = mount / "safetensors/m/latest/weights.bin", files["weights.bin"]
+        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            assert os.pread(fd, 100_001, 7) == expected[7:100_008]
+            with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as other:
+                assert other[:] == mapped[:] == expected
+            os.close(fd)
+            assert f.read() == expected
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "model.safetensors"])
+def test_a_blob_of_another_size_is_an_error(made, tmp_path, name):
+    store, files = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        largest = max((store.path / "blobs").iterdir(), key=lambda p: p.stat().st_size)
+        if name != "weights.bin":
+            largest = sorted((store.path / "blobs").iterdir(), key=lambda p: p.stat().st_size)[-2]
+        content = largest.read_bytes()
+        os.chmod(largest, 0o644)
+        try:
+            os.truncate(largest, len(content) - 1)
+            with pytest.raises(OSError, match="Input/output error"):
+                (mount / "safetensors/m/latest" / name).read_bytes()
+        finally:
+            largest.write_bytes(content)
+        assert (mount / "safetensors/m/latest" / name).read_bytes() == files[name]
+
+
+@pytest.mark.parametrize("mode", ["auto", "cache", "direct"])
+def test_random_ranges_in_every_mode(made, tmp_path, monkeypatch, mode):
+    monkeypatch.setenv("WMOUNT_READ", mode)
+    store, files = made
+    numbers = random.Random(11)
+    with Mount(store, tmp_path / "mnt") as mount:
+        for name, expected in files.items():
+            with open(mount / "safetensors/m/latest" / name, "rb", buffering=0) as f:
+                mapped = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)
+                for _ in range(200):
+                    start = numbers.randrange(len(expected) + 10)
+                    length = numbers.choice([1, 100, 4096, 32768, 200_000, 3_000_000])
+                    assert os.pread(f.fileno(), length, start) == expected[start : start + length]
+                    assert mapped[start : start + length] == expected[start : start + length]
+                mapped.close()
