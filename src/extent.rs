@@ -6,9 +6,11 @@
 //! only on I/O. A read is short only at the end of the file: the kernel would believe that the file shrank.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::digest::{Digest, Hasher};
 use crate::error::Result;
+use crate::transform::{Input, Transform};
 
 /// Runs of zeros up to this length are cheaper as part of an inline neighbour than as an extent.
 pub(crate) const SHORT_ZEROS: u64 = 64;
@@ -17,6 +19,11 @@ pub(crate) const SHORT_ZEROS: u64 = 64;
 pub trait Blobs: Send + Sync {
     /// Fills `buf` with the bytes of the blob from `offset` on, all of them or an error.
     fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// What `make` returns for a key, which says all that it depends on; made anew unless an implementation keeps it.
+    fn memo(&self, _key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        make().map(Arc::from)
+    }
 }
 
 /// Where the bytes of one extent come from.
@@ -28,6 +35,21 @@ enum Source {
     Blob(Digest, u64),
     /// Zeros.
     Zeros,
+    /// One of the map's computations.
+    Computed(usize),
+}
+
+/// A tensor that is transformed when it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Computed {
+    /// What is done to it.
+    pub transform: Transform,
+    /// The blob that holds it.
+    pub digest: Digest,
+    /// Its first byte in the blob.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub input_len: u64,
 }
 
 /// One extent as seen from outside: its place in the virtual file and where its bytes are.
@@ -55,6 +77,8 @@ pub enum ExtentBytes<'a> {
     },
     /// All zero.
     Zeros,
+    /// The whole output of a transform.
+    Computed(&'a Computed),
 }
 
 /// The extents that make up one virtual file.
@@ -64,6 +88,7 @@ pub struct ExtentMap {
     starts: Vec<u64>,
     sources: Vec<Source>,
     inline: Vec<u8>,
+    computed: Vec<Computed>,
     size: u64,
 }
 
@@ -127,6 +152,21 @@ impl ExtentMap {
         Some(())
     }
 
+    /// Appends a transform's output for the tensor at `offset` of a blob that holds `blob_len` bytes.
+    ///
+    /// `None` if the tensor is not within the blob or is no input for the transform; the map is then unchanged.
+    #[must_use = "what cannot be computed is not appended"]
+    pub fn push_computed(&mut self, computed: Computed, blob_len: u64) -> Option<()> {
+        if computed.offset.checked_add(computed.input_len)? > blob_len {
+            return None;
+        }
+        let len = computed.transform.output_len(computed.input_len)?;
+        self.size.checked_add(len)?;
+        self.push(Source::Computed(self.computed.len()), len);
+        self.computed.push(computed);
+        Some(())
+    }
+
     /// Appends all extents of another map.
     pub fn append(&mut self, other: &ExtentMap) {
         for extent in other.extents() {
@@ -134,6 +174,10 @@ impl ExtentMap {
                 ExtentBytes::Inline(bytes) => self.push_inline(bytes),
                 ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset), extent.len),
                 ExtentBytes::Zeros => self.push_zeros(extent.len),
+                ExtentBytes::Computed(computed) => {
+                    self.push(Source::Computed(self.computed.len()), extent.len);
+                    self.computed.push(*computed);
+                }
             }
         }
     }
@@ -164,6 +208,7 @@ impl ExtentMap {
             Source::Inline(at) => ExtentBytes::Inline(&self.inline[at..at + len as usize]),
             Source::Blob(digest, offset) => ExtentBytes::Blob { digest, offset },
             Source::Zeros => ExtentBytes::Zeros,
+            Source::Computed(index) => ExtentBytes::Computed(&self.computed[index]),
         };
         Extent { start, len, bytes }
     }
@@ -191,6 +236,9 @@ impl ExtentMap {
                 ExtentBytes::Inline(bytes) => part.copy_from_slice(&bytes[skip as usize..skip as usize + len]),
                 ExtentBytes::Blob { digest, offset } => blobs.read_exact(&digest, offset + skip, part)?,
                 ExtentBytes::Zeros => part.fill(0),
+                ExtentBytes::Computed(computed) => {
+                    computed.transform.read(&BlobInput { blobs, computed }, skip, part)?;
+                }
             }
             filled += len;
             index += 1;
@@ -223,9 +271,40 @@ impl ExtentMap {
                     hasher.update(&offset.to_le_bytes());
                 }
                 ExtentBytes::Zeros => hasher.update(b"z"),
+                ExtentBytes::Computed(computed) => {
+                    hasher.update(b"c");
+                    hasher.update(computed.key().as_bytes());
+                }
             }
         }
         hasher.finish()
+    }
+}
+
+impl Computed {
+    /// All that its bytes depend on, in words; inode numbers are made of it, so it never changes.
+    fn key(&self) -> String {
+        format!("{} at {} of {}, {} bytes", self.transform.name(), self.offset, self.digest.hex(), self.input_len)
+    }
+}
+
+/// The tensor of a computation, in its blob.
+struct BlobInput<'a> {
+    blobs: &'a dyn Blobs,
+    computed: &'a Computed,
+}
+
+impl Input for BlobInput<'_> {
+    fn len(&self) -> u64 {
+        self.computed.input_len
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.blobs.read_exact(&self.computed.digest, self.computed.offset + offset, buf)
+    }
+
+    fn survey(&self) -> Result<Arc<[u8]>> {
+        self.blobs.memo(&self.computed.key(), &|| self.computed.transform.survey(self))
     }
 }
 

@@ -5,13 +5,14 @@
 //! | blob | an immutable file in the store, named by its sha256 |
 //! | tensor | name, dtype, shape and the source of its bytes |
 //! | model | a name and tag with its tensors, small files, programs and recipes |
-//! | extent | one piece of a virtual file: inline bytes, a range of a blob, or zeros |
+//! | extent | one piece of a virtual file: inline bytes, a range of a blob, zeros, or computed from a range of a blob |
 //! | extent map | the ordered extents that make up one virtual file |
 //! | recipe | a stored extent map that reproduces an imported file byte for byte |
 //! | format | a container: parse (bytes to named tensors with ranges) and plan (tensors to an extent map) |
 //! | layout | a view: model to a directory tree of virtual files |
 //! | tree | the immutable, inode-numbered snapshot of all layouts |
 //! | front | what serves the tree |
+//! | variant | `model@variant`: the same model with bytes computed on read |
 //! | program | a CoreML model.mlmodel for one shape of one model |
 //!
 //! Data flows one way: format, store, model, layout, tree, front. A module imports only from those above it in the
@@ -20,6 +21,7 @@
 pub mod error;
 pub mod digest;
 pub mod dtype;
+pub mod transform;
 pub mod extent;
 pub mod model;
 pub mod format;

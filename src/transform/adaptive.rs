@@ -1,0 +1,263 @@
+//! Blocks of 32: those with the largest peaks stay fp16, the others are 4 bit integers with a scale.
+//!
+//! The output is a mask with a bit for each block, the scales, and the blocks. The survey is the mask and behind it, for
+//! every 512 blocks, how many were kept before them: enough to find any block's place by looking at few bytes.
+
+use half::f16;
+
+use super::Input;
+use super::float::{Float, store_f16};
+use super::granules::BATCH;
+use super::int8::foreign;
+use super::quantise::{levels, max_abs, pack, quantise, scale};
+use super::survey::{PART, for_each_part};
+use crate::error::Result;
+
+/// Elements of a block.
+pub(super) const BLOCK: usize = 32;
+/// Bytes of a block that is kept in fp16.
+const KEPT: u64 = 64;
+/// Bytes of one in 4 bits, and of its scale.
+const PACKED: u64 = 16;
+const SCALE: u64 = 2;
+/// Blocks for which the survey has one count.
+const STRIDE: u64 = 512;
+
+/// The lengths of the output's parts, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts {
+    blocks: u64,
+    kept: u64,
+    mask: u64,
+    scales: u64,
+    weights: u64,
+}
+
+impl Parts {
+    /// `None` if they are too many.
+    pub fn of(elements: u64) -> Option<Parts> {
+        let blocks = elements.div_ceil(BLOCK as u64);
+        let kept = blocks.div_ceil(10);
+        let weights = kept.checked_mul(KEPT)?.checked_add((blocks - kept).checked_mul(PACKED)?)?;
+        Some(Parts { blocks, kept, mask: blocks.div_ceil(8), scales: (blocks - kept) * SCALE, weights })
+    }
+
+    pub fn len(self) -> Option<u64> {
+        (self.mask + self.scales).checked_add(self.weights)
+    }
+}
+
+/// Which blocks are kept.
+struct Mask<'a> {
+    parts: Parts,
+    bits: &'a [u8],
+    counts: &'a [[u8; 8]],
+}
+
+impl<'a> Mask<'a> {
+    fn of(parts: Parts, survey: &'a [u8]) -> Option<Mask<'a>> {
+        let (bits, counts) = survey.split_at_checked(usize::try_from(parts.mask).ok()?)?;
+        let (counts, rest) = counts.as_chunks();
+        let whole = counts.len() as u64 == parts.blocks.div_ceil(STRIDE) && rest.is_empty();
+        whole.then_some(Mask { parts, bits, counts })
+    }
+
+    fn is_kept(&self, block: u64) -> bool {
+        self.bits[(block / 8) as usize] >> (block % 8) & 1 == 1
+    }
+
+    /// The last block that starts at `at` or before, and its start, when kept and packed blocks have these lengths.
+    fn find(&self, at: u64, kept: u64, packed: u64) -> (u64, u64) {
+        let start = |stride: u64| {
+            let before = u64::from_le_bytes(self.counts[stride as usize]);
+            before * kept + (stride * STRIDE - before) * packed
+        };
+        let (mut low, mut high) = (0, self.counts.len() as u64);
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if start(middle) <= at { low = middle } else { high = middle }
+        }
+        let (mut block, mut start) = (low * STRIDE, start(low));
+        loop {
+            let len = if self.is_kept(block) { kept } else { packed };
+            if start + len > at || block + 1 == self.parts.blocks {
+                return (block, start);
+            }
+            (block, start) = (block + 1, start + len);
+        }
+    }
+}
+
+pub(super) fn read(float: Float, input: &dyn Input, offset: u64, mut out: &mut [u8]) -> Result<()> {
+    let survey = input.survey()?;
+    let parts = Parts::of(input.len() / float.bytes() as u64).ok_or_else(foreign)?;
+    let mask = Mask::of(parts, &survey).ok_or_else(foreign)?;
+    let mut at = offset;
+    for (len, part) in [(parts.mask, Part::Mask), (parts.scales, Part::Scales), (parts.weights, Part::Weights)] {
+        let here = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX).min(out.len());
+        let (now, later) = out.split_at_mut(here);
+        match part {
+            _ if here == 0 => {}
+            Part::Mask => now.copy_from_slice(&mask.bits[at as usize..at as usize + here]),
+            Part::Scales => walk(float, input, &mask, at, now, (0, SCALE), |values, _, out| {
+                out.copy_from_slice(&scale(max_abs(values), levels(4)).to_le_bytes());
+            })?,
+            Part::Weights => walk(float, input, &mask, at, now, (KEPT, PACKED), |values, kept, out| match kept {
+                true => store_f16(values, out),
+                false => {
+                    let scale: f16 = scale(max_abs(values), levels(4));
+                    let mut codes = [0; BLOCK];
+                    quantise(values, scale.to_f32(), levels(4), &mut codes);
+                    pack::<4>(&codes, out);
+                }
+            })?,
+        }
+        at = at.saturating_sub(len);
+        out = later;
+    }
+    Ok(())
+}
+
+enum Part {
+    Mask,
+    Scales,
+    Weights,
+}
+
+/// Fills `out` from `at` on with what `encode` makes of the blocks, which have the length of their kind.
+fn walk(
+    float: Float,
+    input: &dyn Input,
+    mask: &Mask<'_>,
+    at: u64,
+    out: &mut [u8],
+    (kept, packed): (u64, u64),
+    encode: impl Fn(&[f32; BLOCK], bool, &mut [u8]),
+) -> Result<()> {
+    let width = float.bytes() * BLOCK;
+    let (mut block, start) = mask.find(at, kept, packed);
+    let mut skip = (at - start) as usize;
+    let mut done = 0;
+    let mut scratch = Vec::new();
+    while done < out.len() {
+        // An estimate is enough: what is too little is made up for in the next round.
+        let wanted = (out.len() - done + skip).div_ceil(packed as usize) as u64;
+        let count = wanted.min((BATCH / width) as u64).min(mask.parts.blocks - block);
+        let from = block * width as u64;
+        scratch.resize((count * width as u64).min(input.len() - from) as usize, 0);
+        input.read(from, &mut scratch)?;
+        let mut values = [0.0; BLOCK];
+        for bytes in scratch.chunks(width) {
+            float.load(bytes, &mut values[..bytes.len() / float.bytes()]);
+            values[bytes.len() / float.bytes()..].fill(0.0);
+            let is_kept = mask.is_kept(block);
+            let len = if is_kept { kept } else { packed } as usize;
+            let rest = &mut out[done..];
+            let here = (len - skip).min(rest.len());
+            if here == len {
+                if len > 0 {
+                    encode(&values, is_kept, &mut rest[..len]);
+                }
+            } else {
+                let mut whole = [0; KEPT as usize];
+                encode(&values, is_kept, &mut whole[..len]);
+                rest[..here].copy_from_slice(&whole[skip..skip + here]);
+            }
+            done += here;
+            skip = 0;
+            block += 1;
+            if done == out.len() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Chooses the blocks that are kept.
+pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
+    let parts = Parts::of(input.len() / float.bytes() as u64).ok_or_else(foreign)?;
+    let width = BLOCK * float.bytes();
+    let in_part = PART / width;
+    // The input was checked against its blob, so this is no more than a 16th of what is on the disk.
+    let mut scores = vec![0u32; usize::try_from(parts.blocks).map_err(|_| foreign())?];
+    let range = |(index, scores): &(usize, &mut [u32])| {
+        let from = *index as u64 * (in_part * width) as u64;
+        (from, ((scores.len() * width) as u64).min(input.len() - from) as usize)
+    };
+    for_each_part(input, scores.chunks_mut(in_part).enumerate(), range, |(_, scores), bytes| {
+        let mut scores = scores.iter_mut();
+        float.for_each_tile(bytes, |values| {
+            let (whole, rest) = values.as_chunks::<BLOCK>();
+            whole.iter().zip(&mut scores).for_each(|(values, slot)| *slot = score(values));
+            if !rest.is_empty()
+                && let Some(slot) = scores.next()
+            {
+                let mut filled = [0.0; BLOCK];
+                filled[..rest.len()].copy_from_slice(rest);
+                *slot = score(&filled);
+            }
+        });
+    })?;
+    Ok(choose(&scores, parts))
+}
+
+/// Square of the largest value over the sum of all squares, as bits, whose order is that of the numbers.
+///
+/// The order of the additions is part of the format: another one may round another way and keep another block.
+fn score(values: &[f32; BLOCK]) -> u32 {
+    let mut sums = [0.0f64; 8];
+    for eight in values.as_chunks::<8>().0 {
+        for (sum, &value) in sums.iter_mut().zip(eight) {
+            let value = if value.is_nan() { 0.0 } else { value };
+            let value = f64::from(if value.abs() < f32::MAX { value } else { f32::MAX });
+            *sum += value * value;
+        }
+    }
+    let [a, b, c, d, e, f, g, h] = sums;
+    let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
+    let max = f64::from(max_abs(values));
+    let score = if sum == 0.0 { 0.0 } else { (max * max / sum) as f32 };
+    score.to_bits()
+}
+
+/// The survey of these scores: the largest are kept, of equal ones those that come first.
+fn choose(scores: &[u32], parts: Parts) -> Vec<u8> {
+    let (least, mut ties) = threshold(scores, parts.kept);
+    let mut bits = vec![0u8; scores.len().div_ceil(8)];
+    let mut counts = Vec::with_capacity(scores.len().div_ceil(STRIDE as usize) * 8);
+    let mut before = 0u64;
+    for (scores, bits) in scores.chunks(STRIDE as usize).zip(bits.chunks_mut(STRIDE as usize / 8)) {
+        counts.extend(before.to_le_bytes());
+        for (scores, bits) in scores.chunks(8).zip(bits) {
+            for (index, &score) in scores.iter().enumerate() {
+                let tie = score == least && ties > 0;
+                ties -= u64::from(tie);
+                *bits |= u8::from(score > least || tie) << index;
+            }
+            before += u64::from(bits.count_ones());
+        }
+    }
+    bits.extend(counts);
+    bits
+}
+
+/// The `kept`th largest score, and how many of the scores equal to it are kept. Looks at 16 bits at a time.
+fn threshold(scores: &[u32], kept: u64) -> (u32, u64) {
+    let nth = |halves: &mut dyn Iterator<Item = u32>, kept: u64| {
+        let mut counts = vec![0u64; 1 << 16];
+        halves.for_each(|half| counts[half as usize] += 1);
+        let mut left = kept;
+        for (half, &count) in counts.iter().enumerate().rev() {
+            if count >= left {
+                return (half as u32, left);
+            }
+            left -= count;
+        }
+        (0, left)
+    };
+    let (high, left) = nth(&mut scores.iter().map(|score| score >> 16), kept);
+    let same = scores.iter().filter(|&score| score >> 16 == high);
+    let (low, left) = nth(&mut same.map(|score| score & 0xffff), left);
+    (high << 16 | low, left)
+}

@@ -1,0 +1,122 @@
+//! Computed bytes: casts and quantisation of a tensor, made when they are read.
+//!
+//! A [`Transform`] is a small value. The length of its output is a pure function of the length of its input, so a
+//! virtual file has its size before anything is computed. Output is cut into granules (the bytes of a block, an element
+//! or a row), and a read computes the granules that it touches and trims them: every read equals that range of the whole
+//! output, and costs memory that does not depend on the tensor's size.
+//!
+//! Some transforms must know something of the whole tensor first, such as the largest value. This is their survey: one
+//! pass on all cores, whose short result [`Input::survey`] keeps.
+//!
+//! Nothing here knows of blobs, files or stores. The loops run over plain slices in a form that compilers vectorise, and
+//! their results do not depend on the machine.
+
+mod adaptive;
+mod block;
+mod cast;
+mod float;
+mod granules;
+mod int8;
+mod quantise;
+mod survey;
+
+use std::sync::Arc;
+
+use crate::error::Result;
+
+pub use block::{Bits, BlockSize};
+pub use float::Float;
+
+/// Elements in a block of [`Transform::Adaptive`].
+pub const ADAPTIVE_BLOCK: u64 = adaptive::BLOCK as u64;
+
+/// The tensor that is transformed.
+pub trait Input: Sync {
+    /// Its length in bytes.
+    fn len(&self) -> u64;
+
+    /// Fills `buf` with its bytes from `offset` on, all of them or an error.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// The result of [`Transform::survey`] for this input, made when first asked for.
+    fn survey(&self) -> Result<Arc<[u8]>>;
+
+    /// Whether there are no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// How output bytes come from the elements of a tensor. `format::amb` describes the arithmetic of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transform {
+    /// Every element as fp16.
+    F16(Float),
+    /// One fp32 scale, then every element as a signed byte.
+    Int8(Float),
+    /// Blocks of so many elements, each an fp16 scale and its elements in few bits.
+    Block(Float, Bits, BlockSize),
+    /// A mask, fp16 scales and blocks of 32 elements, a tenth of them as fp16 and the others in 4 bits.
+    Adaptive(Float),
+}
+
+impl Transform {
+    /// A word that tells it from every other; it never changes, since inode numbers and memos are made of it.
+    pub fn name(self) -> String {
+        match self {
+            Transform::F16(float) => format!("f16 of {}", float.name()),
+            Transform::Int8(float) => format!("int8 of {}", float.name()),
+            Transform::Block(float, bits, block) => {
+                format!("int{}-{} of {}", bits.count(), block.elements(), float.name())
+            }
+            Transform::Adaptive(float) => format!("adaptive-{ADAPTIVE_BLOCK} of {}", float.name()),
+        }
+    }
+
+    /// The element type of its input.
+    pub fn float(self) -> Float {
+        match self {
+            Transform::F16(float) | Transform::Int8(float) | Transform::Block(float, ..) => float,
+            Transform::Adaptive(float) => float,
+        }
+    }
+
+    /// The length of the output for an input of `input_len` bytes; `None` if those are no whole elements, or too many.
+    pub fn output_len(self, input_len: u64) -> Option<u64> {
+        let width = self.float().bytes() as u64;
+        let elements = input_len / width;
+        if !input_len.is_multiple_of(width) {
+            return None;
+        }
+        match self {
+            Transform::F16(_) => elements.checked_mul(2),
+            Transform::Int8(_) => elements.checked_add(int8::HEAD),
+            Transform::Block(_, bits, block) => {
+                elements.div_ceil(block.elements() as u64).checked_mul(bits.granule(block) as u64)
+            }
+            Transform::Adaptive(_) => adaptive::Parts::of(elements)?.len(),
+        }
+    }
+
+    /// Computes the bytes of the output from `offset` on. The caller keeps to [`Transform::output_len`].
+    pub fn read(self, input: &dyn Input, offset: u64, out: &mut [u8]) -> Result<()> {
+        match self {
+            Transform::F16(float) => cast::read(float, input, offset, out),
+            Transform::Int8(float) => int8::read(float, input, offset, out),
+            Transform::Block(float, bits, block) => block::read(float, bits, block, input, offset, out),
+            Transform::Adaptive(float) => adaptive::read(float, input, offset, out),
+        }
+    }
+
+    /// What must be known of the whole input before a byte can be computed: nothing, for most.
+    pub fn survey(self, input: &dyn Input) -> Result<Vec<u8>> {
+        match self {
+            Transform::F16(_) | Transform::Block(..) => Ok(Vec::new()),
+            Transform::Int8(float) => int8::survey(float, input),
+            Transform::Adaptive(float) => adaptive::survey(float, input),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
