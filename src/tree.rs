@@ -100,7 +100,7 @@ pub struct Entry {
     store: Arc<Store>,
     // Errors are not kept: damage that is mended is gone.
     model: Mutex<Option<Arc<Model>>>,
-    plans: [Mutex<Option<Anchored>>; 5],
+    plans: [Mutex<Option<Anchored>>; layout::COUNT],
 }
 
 impl Entry {
@@ -361,7 +361,7 @@ impl SkeletonDir {
 #[derive(Debug)]
 pub struct Tree {
     entries: Vec<Arc<Entry>>,
-    layouts: [OnceLock<SkeletonDir>; 5],
+    layouts: [OnceLock<SkeletonDir>; layout::COUNT],
 }
 
 impl Tree {

@@ -122,7 +122,7 @@ pub struct Vfs {
     inodes: DashMap<u64, Inode>,
     /// Models with open files; each keeps its blobs from `gc`.
     open: Mutex<HashMap<Arc<Found>, OpenFiles>>,
-    counters: [Counters; 5],
+    counters: [Counters; layout::COUNT],
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Mutex<VecDeque<String>>,

@@ -5,6 +5,7 @@
 
 mod amb;
 mod coreml;
+mod gds_export;
 mod ollama;
 mod original;
 mod safetensors;
@@ -132,9 +133,19 @@ impl Files<'_> {
     }
 }
 
-/// Every layout, in the order of the mounted tree.
-pub fn all() -> [&'static dyn Layout; 5] {
-    [&amb::Amb, &coreml::CoreMl, &ollama::Ollama, &original::Original, &safetensors::Safetensors]
+/// How many layouts there are.
+pub const COUNT: usize = 6;
+
+/// Every layout, in order of name.
+pub fn all() -> [&'static dyn Layout; COUNT] {
+    [
+        &amb::Amb,
+        &coreml::CoreMl,
+        &gds_export::GdsExport,
+        &ollama::Ollama,
+        &original::Original,
+        &safetensors::Safetensors,
+    ]
 }
 
 /// The anchor of layouts that give each model a directory.
