@@ -41,7 +41,7 @@ fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
         }
     }
     let (tree, mut found) = (store.vfs().tree(), BTreeSet::new());
-    for layout in ["amb", "coreml", "ollama", "original", "safetensors"] {
+    for layout in ["amb", "coreml", "gds_export", "ollama", "original", "safetensors"] {
         dir(tree.dir(layout).unwrap(), digest, &mut found);
     }
     found

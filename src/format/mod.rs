@@ -4,6 +4,7 @@
 //! allocates nothing from a count it has not held against the length, and never panics.
 
 pub mod amb;
+pub mod gds;
 pub mod milblob;
 pub mod mlpackage;
 pub mod mlprogram;

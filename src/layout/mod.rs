@@ -5,6 +5,7 @@
 
 mod amb;
 mod coreml;
+mod gds_export;
 mod ollama;
 mod original;
 mod safetensors;
@@ -138,12 +139,19 @@ impl Files<'_> {
 }
 
 /// How many layouts there are.
-pub const COUNT: usize = 6;
+pub const COUNT: usize = 7;
 
-/// Every layout, in the order of the mounted tree.
+/// Every layout, in order of name.
 pub fn all() -> [&'static dyn Layout; COUNT] {
-    let (today, seed) = (&ollama::Ollama::Today, &ollama::Ollama::Seed);
-    [&amb::Amb, &coreml::CoreMl, today, seed, &original::Original, &safetensors::Safetensors]
+    [
+        &amb::Amb,
+        &coreml::CoreMl,
+        &gds_export::GdsExport,
+        &ollama::Ollama::Today,
+        &ollama::Ollama::Seed,
+        &original::Original,
+        &safetensors::Safetensors,
+    ]
 }
 
 /// The anchor of layouts that give each model a directory.

@@ -4,6 +4,7 @@
 //! as it was and a crash leaves the whole model or none of it. Files are read once, in pieces of at most a mebibyte.
 
 mod assemble;
+mod gds;
 mod pieces;
 mod plan;
 mod scan;
@@ -15,7 +16,7 @@ use super::stage::Stage;
 use super::{Lock, Store};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
-use crate::model::{Model, ModelName, SourceKind};
+use crate::model::{Model, ModelName};
 use plan::SourcePlan;
 
 /// Bytes read at a time: large enough that the system calls do not show, small enough to stay in a core's cache.
@@ -80,10 +81,10 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
         Some(name) => name.clone(),
         None => name_from(paths)?,
     };
-    let weights = plans.iter().filter(|plan| plan.kind == SourceKind::Safetensors).count();
+    let weights = plans.iter().filter(|plan| plan.kind.is_weights()).count();
     if weights > 1 {
         return Err(Error::Invalid(format!(
-            "{weights} of the paths hold safetensors: a model has one set of weights, import the others by other names"
+            "{weights} of the paths hold weights: a model has one set of weights, import the others by other names"
         )));
     }
     let store = Store::create(root)?;
@@ -123,7 +124,11 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
     let repository = whole.components().rev().find_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"));
     let name = match repository.and_then(|repository| repository.rsplit("--").next()) {
         Some(name) => name.to_owned(),
-        None => scan::name_of(path)?,
+        None => match (scan::name_of(path)?, whole.parent().map(scan::name_of)) {
+            // Exporters give every export this name, in the directory of its model.
+            (name, Some(Ok(parent))) if name == "gds_export" => parent,
+            (name, _) => name,
+        },
     };
     let stem = [".mlpackage", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
     ModelName::from_any(stem.unwrap_or(&name))
@@ -132,9 +137,9 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
 
 /// Packages join a model; a second set of weights does not.
 fn check_joinable(model: &Model, plans: &[SourcePlan]) -> Result<()> {
-    let Some(new) = plans.iter().find(|plan| plan.kind == SourceKind::Safetensors) else { return Ok(()) };
-    match model.sources(SourceKind::Safetensors).next() {
-        Some(old) if old.name != new.name => Err(Error::Invalid(format!(
+    let Some(new) = plans.iter().find(|plan| plan.kind.is_weights()) else { return Ok(()) };
+    match model.sources.iter().find(|source| source.kind.is_weights()) {
+        Some(old) if (&old.name, old.kind) != (&new.name, new.kind) => Err(Error::Invalid(format!(
             "model {} has its weights from {:?} already: give another name or tag, or --replace it",
             model.name, old.name
         ))),

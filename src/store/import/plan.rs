@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::gds;
 use super::scan::{FoundFile, Scan, name_of, scan};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
@@ -89,16 +90,20 @@ fn plan_scan(path: &Path, scan: Scan) -> Result<SourcePlan> {
         (SourceKind::Mlpackage, plan_package(path, &scan)?)
     } else if scan.files.iter().any(is_safetensors) {
         (SourceKind::Safetensors, plan_safetensors(&scan)?)
+    } else if path.is_dir()
+        && let Some(manifest) = gds::manifest_in(&scan)
+    {
+        (SourceKind::GdsExport, gds::plan(&scan, manifest)?)
     } else {
         return Err(Error::Invalid(format!(
-            "{}: is nothing that can be imported: no .mlpackage, and no .safetensors file in it",
+            "{}: is nothing that can be imported: no .mlpackage, and no .safetensors file or gds_export manifest in it",
             path.display()
         )));
     };
     Ok(SourcePlan { name, kind, scan, pieces })
 }
 
-fn whole(file: &FoundFile) -> Vec<Piece> {
+pub(super) fn whole(file: &FoundFile) -> Vec<Piece> {
     let piece = Piece { offset: 0, len: file.len, content: Content::File };
     if file.len == 0 { Vec::new() } else { vec![piece] }
 }
@@ -285,7 +290,7 @@ fn check_reference(reference: &Reference, blob: &milblob::Blob) -> Result<(), Fa
 }
 
 /// The whole content of a file that is parsed in memory.
-fn read_small(file: &FoundFile) -> Result<Vec<u8>> {
+pub(super) fn read_small(file: &FoundFile) -> Result<Vec<u8>> {
     /// Protobuf's own limit for a message.
     const MAX: u64 = (1 << 31) - 1;
     if file.len > MAX {
