@@ -6,6 +6,7 @@
 //! only on I/O. A read is short only at the end of the file: the kernel would believe that the file shrank.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::digest::{Digest, Hasher};
 use crate::error::Result;
@@ -134,6 +135,24 @@ impl ExtentMap {
                 ExtentBytes::Inline(bytes) => self.push_inline(bytes),
                 ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset), extent.len),
                 ExtentBytes::Zeros => self.push_zeros(extent.len),
+            }
+        }
+    }
+
+    /// Appends a range of another map; what of it lies after that map's end is left out.
+    pub fn push_range(&mut self, other: &ExtentMap, range: Range<u64>) {
+        let first = other.starts.partition_point(|&start| start <= range.start).saturating_sub(1);
+        for index in first..other.starts.len() {
+            let extent = other.extent(index);
+            let (from, to) = (range.start.max(extent.start), range.end.min(extent.start + extent.len));
+            if from >= to {
+                break;
+            }
+            let (skip, len) = (from - extent.start, to - from);
+            match extent.bytes {
+                ExtentBytes::Inline(bytes) => self.push_inline(&bytes[skip as usize..(skip + len) as usize]),
+                ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset + skip), len),
+                ExtentBytes::Zeros => self.push_zeros(len),
             }
         }
     }

@@ -163,15 +163,35 @@ pub enum SourceKind {
     Safetensors,
     /// An `.mlpackage`.
     Mlpackage,
+    /// A bare `.mlmodel` file.
+    Mlmodel,
+    /// A compiled `.mlmodelc`.
+    Mlmodelc,
 }
 
 impl SourceKind {
+    /// All kinds.
+    pub const ALL: [SourceKind; 4] =
+        [SourceKind::Safetensors, SourceKind::Mlpackage, SourceKind::Mlmodel, SourceKind::Mlmodelc];
+
     /// The word in recipes and in output.
     pub fn name(self) -> &'static str {
         match self {
             SourceKind::Safetensors => "safetensors",
             SourceKind::Mlpackage => "mlpackage",
+            SourceKind::Mlmodel => "mlmodel",
+            SourceKind::Mlmodelc => "mlmodelc",
         }
+    }
+
+    /// Whether it is a program of Core ML, in any form.
+    pub fn is_program(self) -> bool {
+        self != SourceKind::Safetensors
+    }
+
+    /// A source's name without the ending of its kind.
+    pub fn stem(self, name: &str) -> &str {
+        name.strip_suffix(self.name()).and_then(|stem| stem.strip_suffix('.')).unwrap_or(name)
     }
 }
 
@@ -306,6 +326,11 @@ impl Model {
     /// The sources of one kind.
     pub fn sources(&self, kind: SourceKind) -> impl Iterator<Item = &Source> {
         self.sources.iter().filter(move |source| source.kind == kind)
+    }
+
+    /// The programs of Core ML, in any form.
+    pub fn programs(&self) -> impl Iterator<Item = &Source> {
+        self.sources.iter().filter(|source| source.kind.is_program())
     }
 
     /// The time that files made of the whole model carry: that of the newest file of the source of its own tensors,

@@ -5,6 +5,7 @@
 
 pub mod amb;
 pub mod milblob;
+pub mod milprogram;
 pub mod mlpackage;
 pub mod mlprogram;
 pub mod ollama;
