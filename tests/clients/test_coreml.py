@@ -102,8 +102,8 @@ def test_apples_reader_reads_every_blob_equal(world, model, package):
 
 
 def test_all_packages_share_one_inode(world):
-    """Four packages, one weight.bin with four links, although one of them was written with another."""
-    packages = [*(f"minilm-s{n}.mlpackage" for n in made.SHAPES), "minilm-other.mlpackage"]
+    """One weight.bin with a link for each package, although one of them was written with another."""
+    packages = [*(f"minilm-s{n}.mlpackage" for n in made.SHAPES), "minilm-other.mlpackage", "all.mlpackage"]
     files = [made.weight_bin(world / "coreml/minilm/latest" / package) for package in packages]
     assert len({f.stat().st_ino for f in files}) == 1
     assert {f.stat().st_nlink for f in files} == {len(packages)}

@@ -117,7 +117,7 @@ def test_only_places_of_weights_change(zoo):
 def test_shapes_written_in_any_order_share_one_file(zoo):
     files = [made.weight_bin(zoo.shown("shared", name)) for name in SHARED[:-1]]
     assert len({file.stat().st_ino for file in files}) == 1
-    assert files[0].stat().st_nlink == len(files)
+    assert files[0].stat().st_nlink == len(files), "the stranger keeps all.mlpackage away"
     first = made.weight_bin(zoo.sources["places-s8"])
     assert files[0].read_bytes()[4 : first.stat().st_size] == first.read_bytes()[4:]
     blobs, before = readers.milblob(files[0]), readers.milblob(first)
@@ -169,8 +169,39 @@ def test_blobs_keep_their_places_when_a_shape_joins(zoo, store, tmp_path):
             for package in shown:
                 program = (package / made.PACKAGE / "model.mlmodel").read_bytes()
                 assert programs.setdefault(package.name, program) == program, "a program changed"
-                assert made.weight_bin(package).stat().st_nlink == count
+                assert made.weight_bin(package).stat().st_nlink == count + (count > 1)
             before = file
+
+
+@pytest.mark.parametrize("model", ["shapes", "inline-and-file"])
+def test_all_shapes_are_functions_of_one_package(zoo, model):
+    """coremltools reads the functions and their descriptions; each constant of each function has its value."""
+    import coremltools as ct
+
+    package = zoo.mount / f"coreml/{model}/latest/all.mlpackage"
+    spec = ct.models.utils.load_spec(str(package))
+    names = {name.replace("-", "_"): name for name in GROUPS[model]}
+    assert spec.specificationVersion >= 9
+    assert list(spec.mlProgram.functions) and set(spec.mlProgram.functions) == set(names)
+    assert [function.name for function in spec.description.functions] == list(names)
+    assert spec.description.defaultFunctionName == list(names)[0]
+    found = constants(spec, weights_of(package))
+    for function in spec.description.functions:
+        source = read_spec(zoo.sources[names[function.name]])
+        assert list(function.input) == list(source.description.input)
+        assert list(function.output) == list(source.description.output)
+        at = "/mlProgram/functions[{}]"
+        mine = {k: v for k, v in found.items() if k.startswith(at.format(function.name))}
+        theirs = {k.replace(at.format("main"), at.format(function.name)): v for k, v in values(zoo.sources[names[function.name]]).items() if at.format("main") in k}
+        assert mine == theirs and mine
+    inode = made.weight_bin(package).stat().st_ino
+    assert {made.weight_bin(zoo.shown(model, name)).stat().st_ino for name in GROUPS[model]} == {inode}
+    model = ct.models.MLModel(str(package), skip_model_load=True, function_name=list(names)[1])
+    assert model.weights_dir is not None
+
+
+def test_packages_that_share_no_file_have_no_common_package(zoo):
+    assert "all.mlpackage" not in os.listdir(zoo.mount / "coreml/shared/latest")
 
 
 def test_a_tenth_shape_costs_its_graph(zoo):

@@ -9,6 +9,7 @@ use buffa::DecodeError;
 use crate::dtype::Dtype;
 use crate::error::Fault;
 
+mod multifunction;
 mod outline;
 mod patches;
 mod values;
@@ -17,6 +18,7 @@ mod wire;
 #[cfg(test)]
 pub(crate) mod decoded;
 
+pub use multifunction::{Described, described, multifunction};
 pub use outline::{FunctionRange, Inline, Outline, outline};
 pub use patches::{Patches, Place};
 

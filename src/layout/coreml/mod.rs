@@ -4,6 +4,7 @@
 //! each blob once, and the programs are pointed at it; inline tensors that the store holds as blobs are in it too. What is
 //! shown for a package depends on it and on the packages imported before, and no blob moves when another one joins.
 
+mod functions;
 mod package;
 mod shared;
 
@@ -40,19 +41,30 @@ impl Layout for CoreMl {
     fn plan(&self, model: &Model, files: Files<'_>) -> Result<Vec<Branch>> {
         let names = shown_names(model);
         let packages: Vec<Package<'_>> = model.programs().filter_map(|source| Package::find(source, files)).collect();
-        let mut planned = if shared::is_needed(&packages) { shared::plan(&packages, files) } else { HashMap::new() };
+        let mut planned = shared::plan(&packages, files);
         let mut branch = Branch::dir();
         let mut times = HashMap::new();
-        for source in model.programs() {
-            let package = packages.iter().find(|package| std::ptr::eq(package.source, source));
-            let mut shown = match package {
-                Some(package) => package.branch(planned.remove(source.name.as_str()).unwrap_or_default()),
-                None => source_branch(source),
-            };
+        let mut put = |name: &str, mut shown: Branch| {
             link_weights(&mut shown, false, &mut times);
-            if let Some(place) = names.get(source.name.as_str()).and_then(|name| branch.place(name)) {
+            if let Some(place) = branch.place(name) {
                 *place = shown;
             }
+        };
+        let mut parts = Vec::new();
+        for source in model.programs() {
+            let Some(name) = names.get(source.name.as_str()) else { continue };
+            match packages.iter().find(|package| std::ptr::eq(package.source, source)) {
+                None => put(name, source_branch(source)),
+                Some(package) => {
+                    let changes = planned.remove(source.name.as_str()).unwrap_or_default();
+                    put(name, package.branch(&changes));
+                    parts.push((package, name.clone(), changes));
+                }
+            }
+        }
+        let all = functions::branch(&parts).filter(|_| names.values().all(|name| name != functions::NAME));
+        if let Some(all) = all {
+            put(functions::NAME, all);
         }
         Ok(vec![branch])
     }

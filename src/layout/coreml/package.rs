@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::super::{Branch, Files, VirtualFile, source_branch};
+use super::functions::Function;
 use crate::extent::ExtentMap;
 use crate::format::mlpackage::{self, MODEL_PATH, Manifest, WEIGHTS_PATH};
 use crate::model::{Source, SourceFile, SourceKind};
@@ -31,6 +32,10 @@ pub(super) struct Changes {
     pub program: Option<ExtentMap>,
     /// Weight files by name: other or new ones, or `None` for one that nothing refers to any more.
     pub weights: BTreeMap<String, Option<(Arc<ExtentMap>, SystemTime)>>,
+    /// Which packages it shares its weight files with; `None` if it has none.
+    pub group: Option<usize>,
+    /// Its function, if it has only one.
+    pub function: Option<Function>,
 }
 
 impl<'a> Package<'a> {
@@ -59,10 +64,10 @@ impl<'a> Package<'a> {
     }
 
     /// The package as it is shown.
-    pub fn branch(&self, changes: Changes) -> Branch {
+    pub fn branch(&self, changes: &Changes) -> Branch {
         let bare = self.manifest.is_none();
         let mut branch = if bare { Branch::dir() } else { source_branch(self.source) };
-        let program = changes.program.unwrap_or_else(|| self.program.content.clone());
+        let program = changes.program.clone().unwrap_or_else(|| self.program.content.clone());
         let identity = program.fingerprint();
         let path = if bare { format!("Data/{MODEL_PATH}") } else { self.program.path.clone() };
         replace(&mut branch, &path, Some(VirtualFile::new(program, self.program.mtime)));

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use super::super::Files;
 use super::MapBytes;
+use super::functions::Function;
 use super::package::{Changes, Package};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
@@ -70,8 +71,9 @@ struct Group<'a> {
     members: Vec<(&'a Package<'a>, Changes, HashSet<usize>)>,
 }
 
-/// Whether any package cannot be shown as it was imported.
-pub(super) fn is_needed(packages: &[Package<'_>]) -> bool {
+/// Whether any package cannot be shown as it was imported: its weight files are not those of the others, or it has
+/// tensors in its program.
+fn differ(packages: &[Package<'_>]) -> bool {
     let mut seen: HashMap<&str, Digest> = HashMap::new();
     packages.iter().any(|package| {
         let is_cut = package.program.content.extents().nth(1).is_some();
@@ -86,10 +88,16 @@ pub(super) fn is_needed(packages: &[Package<'_>]) -> bool {
 /// What of each package changes, by the source's name. A package that cannot be read is as it was imported.
 pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String, Changes> {
     let mut groups: Vec<Group<'_>> = Vec::new();
+    let mut all = HashMap::new();
+    let differ = differ(packages);
     for package in packages {
-        match Program::read(package, files) {
+        let program = if differ { Program::read(package, files) } else { Program::read_alone(package, files) };
+        match program {
             Err(fault) => tracing::warn!("{}: {fault}", package.source.name),
-            Ok(program) if program.needed.iter().flatten().next().is_none() => {}
+            Ok(program) if program.needed.iter().flatten().next().is_none() => {
+                let function = program.function(package, &Patches::default(), files).unwrap_or_default();
+                all.insert(package.source.name.clone(), Changes { function, ..Changes::default() });
+            }
             Ok(program) => {
                 let index = groups.iter().position(|group| group.suits(&program));
                 let index = index.unwrap_or_else(|| {
@@ -103,10 +111,22 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
             }
         }
     }
-    groups.into_iter().flat_map(Group::finish).collect()
+    all.extend(groups.into_iter().enumerate().flat_map(|(index, group)| group.finish(index)));
+    all
 }
 
 impl Program {
+    /// The program of a package whose weights need no look at.
+    fn read_alone(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
+        let bytes = MapBytes { map: &package.program.content, blobs: files.0 };
+        Ok(Program { outline: outline(&bytes, &|_| false)?, needed: Vec::new() })
+    }
+
+    fn function(&self, package: &Package<'_>, patches: &Patches, files: Files<'_>) -> Result<Option<Function>, Fault> {
+        let map = &package.program.content;
+        Function::new(&self.outline, patches, map, &MapBytes { map, blobs: files.0 })
+    }
+
     fn read(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
         let map = &package.program.content;
         let blobs: HashSet<(u64, u64)> = map
@@ -167,14 +187,14 @@ impl<'a> Group<'a> {
         common > 0 && common >= all / COMMON
     }
 
-    fn join(&mut self, package: &'a Package<'a>, program: Program, files: Files<'_>) -> Result<(), Fault> {
+    fn join(&mut self, package: &'a Package<'a>, mut program: Program, files: Files<'_>) -> Result<(), Fault> {
         if self.members.is_empty() {
             for (name, file) in &package.weights {
                 self.adopt(name, &file.content, file.mtime, files)?;
             }
         }
         let (mut places, mut used) = (Vec::with_capacity(program.needed.len()), HashSet::new());
-        for needed in program.needed {
+        for needed in std::mem::take(&mut program.needed) {
             let Some(needed) = needed else {
                 places.push(None);
                 continue;
@@ -198,8 +218,9 @@ impl<'a> Group<'a> {
         let inline = places.split_off(program.outline.references.len());
         let patches = Patches::new(&program.outline, &places, &inline);
         let map = &package.program.content;
+        let function = program.function(package, &patches, files)?;
         let program = (!patches.is_empty()).then(|| patches.apply(map, 0..map.size()));
-        self.members.push((package, Changes { program, ..Changes::default() }, used));
+        self.members.push((package, Changes { program, function, ..Changes::default() }, used));
         Ok(())
     }
 
@@ -250,7 +271,7 @@ impl<'a> Group<'a> {
         Ok((index, metadata))
     }
 
-    fn finish(self) -> Vec<(String, Changes)> {
+    fn finish(self, group: usize) -> Vec<(String, Changes)> {
         let files: Vec<(String, Arc<ExtentMap>, SystemTime)> = self
             .files
             .into_iter()
@@ -278,6 +299,7 @@ impl<'a> Group<'a> {
                 let (name, content, mtime) = &files[index];
                 changes.weights.insert(name.clone(), Some((content.clone(), *mtime)));
             }
+            changes.group = Some(group);
             all.push((package.source.name.clone(), changes));
         }
         all
