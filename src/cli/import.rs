@@ -7,12 +7,12 @@ use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
 use crate::error::Result;
 use crate::model::ModelName;
-use crate::store::import::{Counts, ImportReport, Options, import};
+use crate::store::import::{BLOB_THRESHOLD, Counts, ImportReport, Options, import};
 
 /// Copy models into the store, every tensor once
 ///
-/// A PATH is a directory with safetensors files, a safetensors file, an .mlpackage, or a directory of packages; which it
-/// is, its content says. Several packages are the shapes of one model; they join a model that is there.
+/// A PATH is a directory with safetensors files, a safetensors file, an .mlpackage, .mlmodel or .mlmodelc, or a directory
+/// of those; which it is, its content says. Several packages are the shapes of one model; they join a model that is there.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
     /// What to import
@@ -24,6 +24,9 @@ pub struct ImportArgs {
     /// Put the new model in the place of one that is there
     #[arg(long)]
     replace: bool,
+    /// Store constants inside Core ML programs as tensors from this size on
+    #[arg(long, value_name = "BYTES", default_value_t = BLOB_THRESHOLD)]
+    blob_threshold: u64,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -40,7 +43,7 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     let bar = Bar::new("importing");
-    let options = Options { name, replace: args.replace };
+    let options = Options { name, replace: args.replace, blob_threshold: Some(args.blob_threshold) };
     let report = import(&args.store.path()?, &args.paths, &options, &bar);
     bar.finish();
     let report = report?;

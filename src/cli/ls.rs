@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
 use crate::error::Result;
-use crate::model::SourceKind;
 use crate::store::{Found, Store};
 
 /// List the models of the store
@@ -39,7 +38,7 @@ fn describe(store: &Store, found: &Found) -> Value {
     match store.load(found) {
         Ok(model) => {
             let tensors = model.tensors.len() + model.other_tensors.len();
-            let programs = model.sources(SourceKind::Mlpackage).count();
+            let programs = model.programs().count();
             let mut blobs = std::collections::HashMap::new();
             let all = model.tensors.iter().chain(&model.other_tensors).map(|tensor| (tensor.blob, tensor.blob_len));
             blobs.extend(all.chain(model.files.iter().map(|file| (file.blob, file.len))));

@@ -6,7 +6,7 @@ use super::StoreArgs;
 use super::output::{print, print_json, size, table};
 use crate::error::Result;
 use crate::layout;
-use crate::model::{Model, ModelName, SourceKind};
+use crate::model::{Model, ModelName};
 use crate::tree::Tree;
 
 /// Show a model: its tensors, files and shapes, and in which layouts it appears or why not
@@ -47,7 +47,7 @@ fn describe(model: &Model, path: &str) -> Value {
         let bytes: u64 = source.files.iter().map(|file| file.content.size()).sum();
         json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
     };
-    let programs = model.sources(SourceKind::Mlpackage).map(|source| json!(source.name)).collect::<Vec<_>>();
+    let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
     let layouts = layout::all().into_iter().map(|layout| {
         let shown = match layout.expresses(model) {
             Err(reason) => json!({"shown": false, "reason": reason}),

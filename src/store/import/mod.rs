@@ -5,6 +5,7 @@
 
 mod assemble;
 mod gds;
+mod coreml;
 mod pieces;
 mod plan;
 mod scan;
@@ -29,7 +30,12 @@ pub struct Options {
     pub name: Option<ModelName>,
     /// Whether a model of this name gives way; without it, packages join the model.
     pub replace: bool,
+    /// Bytes from which on a tensor inside a Core ML program becomes a blob; [`BLOB_THRESHOLD`] if not given.
+    pub blob_threshold: Option<u64>,
 }
+
+/// Below this, a tensor costs more as a blob than it could save.
+pub const BLOB_THRESHOLD: u64 = 1024;
 
 /// Told how the import comes on.
 pub trait Progress: Sync {
@@ -76,7 +82,7 @@ pub(super) fn cores() -> usize {
 /// Anything that is not as its format says, before a byte is written; a name taken by other content; a full disk. The
 /// store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
-    let plans = plan::plan_paths(paths)?;
+    let plans = plan::plan_paths(paths, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
     let name = match &options.name {
         Some(name) => name.clone(),
         None => name_from(paths)?,
@@ -130,7 +136,7 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
             (name, _) => name,
         },
     };
-    let stem = [".mlpackage", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
+    let stem = [".mlpackage", ".mlmodelc", ".mlmodel", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
     ModelName::from_any(stem.unwrap_or(&name))
         .map_err(|_| Error::Invalid(format!("{}: no model name can be made of it: give one with -n", path.display())))
 }
