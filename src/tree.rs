@@ -111,7 +111,13 @@ impl Entry {
 
     /// The model.
     pub fn model(&self) -> Result<Arc<Model>> {
-        once(&self.model, || Ok(Arc::new(self.store.load(&self.found)?)))
+        once(&self.model, || {
+            let model = self.store.load(&self.found)?;
+            for defect in &model.defects {
+                tracing::warn!("model {}: {}", model.name, defect.what);
+            }
+            Ok(Arc::new(model))
+        })
     }
 
     /// The nodes at the anchors of a layout.

@@ -15,7 +15,7 @@ use common::{Random, Store, facts_of_mount, facts_of_vfs, succeed, walk};
 
 /// Random calls of each test.
 const CALLS: usize = 20_000;
-const LAYOUTS: [&str; 6] = ["amb", "coreml", "gds_export", "ollama", "original", "safetensors"];
+const LAYOUTS: [&str; 7] = ["amb", "coreml", "gds_export", "ollama", "ollama@seed", "original", "safetensors"];
 
 /// An exported copy, read-only as far as this user can make it so.
 struct Copy {

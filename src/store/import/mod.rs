@@ -4,8 +4,9 @@
 //! as it was and a crash leaves the whole model or none of it. Files are read once, in pieces of at most a mebibyte.
 
 mod assemble;
-mod gds;
+mod copy;
 mod coreml;
+mod gds;
 mod pieces;
 mod plan;
 mod scan;
@@ -19,6 +20,8 @@ use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName};
 use plan::SourcePlan;
+
+pub use copy::{CopyOptions, CopyReport, copy, is_store};
 
 /// Bytes read at a time: large enough that the system calls do not show, small enough to stay in a core's cache.
 const CHUNK: usize = 1 << 20;
