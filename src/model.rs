@@ -163,14 +163,25 @@ pub enum SourceKind {
     Safetensors,
     /// An `.mlpackage`.
     Mlpackage,
+    /// An AMB file.
+    Amb,
 }
 
 impl SourceKind {
+    /// All of them.
+    pub const ALL: [SourceKind; 3] = [SourceKind::Safetensors, SourceKind::Mlpackage, SourceKind::Amb];
+
+    /// Whether such a source is the weights of a model, of which it has one set.
+    pub fn is_weights(self) -> bool {
+        matches!(self, SourceKind::Safetensors | SourceKind::Amb)
+    }
+
     /// The word in recipes and in output.
     pub fn name(self) -> &'static str {
         match self {
             SourceKind::Safetensors => "safetensors",
             SourceKind::Mlpackage => "mlpackage",
+            SourceKind::Amb => "amb",
         }
     }
 }
@@ -256,7 +267,7 @@ impl Model {
     /// The time that files made of the whole model carry: that of the newest file of the source of its own tensors,
     /// so that it stays the same wherever the store is copied and whatever joins the model later.
     pub fn modified(&self) -> SystemTime {
-        let own = self.sources(SourceKind::Safetensors).map(Source::modified).max();
+        let own = self.sources.iter().filter(|source| source.kind.is_weights()).map(Source::modified).max();
         own.or_else(|| self.sources.iter().map(Source::modified).max()).unwrap_or(self.written)
     }
 }

@@ -176,7 +176,7 @@ pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault
     };
     let recipe: Recipe = serde_json::from_slice(bytes).map_err(|error| fault(error.to_string()))?;
     check_version(recipe.version)?;
-    let kind = [SourceKind::Safetensors, SourceKind::Mlpackage].into_iter().find(|kind| kind.name() == recipe.kind);
+    let kind = SourceKind::ALL.into_iter().find(|kind| kind.name() == recipe.kind);
     let kind = kind.ok_or_else(|| fault(format!("kind {:?} is not known to this wmount", recipe.kind)))?;
     check_path(name).map_err(&fault)?;
     let time = |mtime| from_unix(mtime).ok_or_else(|| fault(format!("{mtime:?} is no time")));

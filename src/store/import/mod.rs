@@ -3,6 +3,7 @@
 //! Nothing is written before every file has been parsed, and the manifest comes last, so bad input leaves the store
 //! as it was and a crash leaves the whole model or none of it. Files are read once, in pieces of at most a mebibyte.
 
+mod amb;
 mod assemble;
 mod pieces;
 mod plan;
@@ -15,7 +16,7 @@ use super::stage::Stage;
 use super::{Lock, Store};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
-use crate::model::{Model, ModelName, SourceKind};
+use crate::model::{Model, ModelName};
 use plan::SourcePlan;
 
 /// Bytes read at a time: large enough that the system calls do not show, small enough to stay in a core's cache.
@@ -80,10 +81,10 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
         Some(name) => name.clone(),
         None => name_from(paths)?,
     };
-    let weights = plans.iter().filter(|plan| plan.kind == SourceKind::Safetensors).count();
+    let weights = plans.iter().filter(|plan| plan.kind.is_weights()).count();
     if weights > 1 {
         return Err(Error::Invalid(format!(
-            "{weights} of the paths hold safetensors: a model has one set of weights, import the others by other names"
+            "{weights} of the paths hold weights: a model has one set of weights, import the others by other names"
         )));
     }
     let store = Store::create(root)?;
@@ -125,15 +126,15 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
         Some(name) => name.to_owned(),
         None => scan::name_of(path)?,
     };
-    let stem = [".mlpackage", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
+    let stem = [".mlpackage", ".safetensors", ".amb"].iter().find_map(|end| name.strip_suffix(end));
     ModelName::from_any(stem.unwrap_or(&name))
         .map_err(|_| Error::Invalid(format!("{}: no model name can be made of it: give one with -n", path.display())))
 }
 
 /// Packages join a model; a second set of weights does not.
 fn check_joinable(model: &Model, plans: &[SourcePlan]) -> Result<()> {
-    let Some(new) = plans.iter().find(|plan| plan.kind == SourceKind::Safetensors) else { return Ok(()) };
-    match model.sources(SourceKind::Safetensors).next() {
+    let Some(new) = plans.iter().find(|plan| plan.kind.is_weights()) else { return Ok(()) };
+    match model.sources.iter().find(|source| source.kind.is_weights()) {
         Some(old) if old.name != new.name => Err(Error::Invalid(format!(
             "model {} has its weights from {:?} already: give another name or tag, or --replace it",
             model.name, old.name

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::amb;
 use super::scan::{FoundFile, Scan, name_of, scan};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
@@ -89,9 +90,14 @@ fn plan_scan(path: &Path, scan: Scan) -> Result<SourcePlan> {
         (SourceKind::Mlpackage, plan_package(path, &scan)?)
     } else if scan.files.iter().any(is_safetensors) {
         (SourceKind::Safetensors, plan_safetensors(&scan)?)
+    } else if let [file] = &scan.files[..]
+        && !path.is_dir()
+        && amb::is_amb(file)?
+    {
+        (SourceKind::Amb, vec![amb::plan(file)?])
     } else {
         return Err(Error::Invalid(format!(
-            "{}: is nothing that can be imported: no .mlpackage, and no .safetensors file in it",
+            "{}: is nothing that can be imported: no .mlpackage, no .amb file, and no .safetensors file in it",
             path.display()
         )));
     };
