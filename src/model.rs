@@ -169,16 +169,19 @@ pub enum SourceKind {
     Mlmodelc,
     /// A gds_export directory.
     GdsExport,
+    /// An AMB file.
+    Amb,
 }
 
 impl SourceKind {
     /// Every kind.
-    pub const ALL: [SourceKind; 5] = [
+    pub const ALL: [SourceKind; 6] = [
         SourceKind::Safetensors,
         SourceKind::Mlpackage,
         SourceKind::Mlmodel,
         SourceKind::Mlmodelc,
         SourceKind::GdsExport,
+        SourceKind::Amb,
     ];
 
     /// Whether its tensors are a model's own weights, of which there is one set.
@@ -194,6 +197,7 @@ impl SourceKind {
             SourceKind::Mlmodel => "mlmodel",
             SourceKind::Mlmodelc => "mlmodelc",
             SourceKind::GdsExport => "gds_export",
+            SourceKind::Amb => "amb",
         }
     }
 

@@ -32,6 +32,11 @@ pub struct MountArgs {
     // The variable is not clap's: one that is set would make every subcommand a mount.
     #[arg(long, value_name = "HOW")]
     pub read: Option<Mode>,
+    /// List this variant, such as int4-128, in every directory of a model that has it; `all` lists all of them
+    ///
+    /// A variant that is not listed is there all the same: open MODEL@VARIANT.
+    #[arg(long = "variant", value_name = "VARIANT", value_parser = super::variant_names())]
+    pub variants: Vec<String>,
     /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,

@@ -1,10 +1,10 @@
-//! `wmount show MODEL`.
+//! `wmount show MODEL` and `wmount show FILE.amb`.
 
 use serde_json::{Map, Value, json};
 
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout;
 use crate::model::{Model, ModelName};
 use crate::tree::Tree;
@@ -12,8 +12,11 @@ use crate::tree::Tree;
 /// Show a model: its tensors, files and shapes, and in which layouts it appears or why not
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
-    /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG]
+    /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG][@VARIANT], or an AMB file
     model: String,
+    /// Show the model's AMB file: header, sections and tensors
+    #[arg(long)]
+    amb: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -22,18 +25,34 @@ pub struct ShowArgs {
 }
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
-    let name: ModelName = args.model.parse()?;
+    if super::amb::is_file(&args.model) {
+        return super::amb::show_file(&args.model, args.json);
+    }
+    let (name, variant) = match args.model.split_once('@') {
+        Some((name, variant)) => (name, Some(variant)),
+        None => (args.model.as_str(), None),
+    };
+    let name: ModelName = name.parse()?;
     let store = std::sync::Arc::new(args.store.open()?);
     let model = store.load(&store.find_one(&name)?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
-    let tree = Tree::new(&store, store.find()?, None);
+    let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
-    let description = describe(&model, &path);
+    let unknown = |variant: &&str| !super::all_variants().any(|known| known == *variant);
+    if let Some(variant) = variant.filter(unknown) {
+        let known: Vec<&str> = super::all_variants().collect();
+        return Err(Error::Invalid(format!("{variant:?} is no variant; there are {}", known.join(", "))));
+    }
+    if args.amb {
+        let path = variant.map_or(path.clone(), |variant| format!("{path}@{variant}"));
+        return super::amb::show_model(store, &path, args.json);
+    }
+    let description = describe(&model, &path, variant);
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
 
-fn describe(model: &Model, path: &str) -> Value {
+fn describe(model: &Model, path: &str, variant: Option<&str>) -> Value {
     let tensors: Vec<Value> = [&model.tensors, &model.other_tensors]
         .into_iter()
         .flatten()
@@ -48,15 +67,21 @@ fn describe(model: &Model, path: &str) -> Value {
         json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
     };
     let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
-    let layouts = layout::all().into_iter().map(|layout| {
-        let shown = match layout.expresses(model) {
-            Err(reason) => json!({"shown": false, "reason": reason}),
-            Ok(()) => {
-                let anchor = layout.anchors(&model.name, path).swap_remove(0);
+    let layouts = layout::all().into_iter().map(|base| {
+        let named = |variant| base.variants().iter().find(|(name, _)| *name == variant).map(|(_, layout)| *layout);
+        let (layout, path) = match variant {
+            Some(variant) => (named(variant), format!("{path}@{variant}")),
+            None => (Some(base), path.to_owned()),
+        };
+        let shown = match layout.map(|layout| (layout, layout.expresses(model))) {
+            None => json!({"shown": false, "reason": "it has no such variant"}),
+            Some((_, Err(reason))) => json!({"shown": false, "reason": reason}),
+            Some((layout, Ok(()))) => {
+                let anchor = layout.anchors(&model.name, &path).swap_remove(0);
                 json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
             }
         };
-        (layout.name().to_owned(), shown)
+        (base.name().to_owned(), shown)
     });
     json!({
         "model": model.name.to_string(),
