@@ -6,11 +6,12 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 
+use super::memo::Memos;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::Blobs;
@@ -23,12 +24,14 @@ const OPEN_FILES: usize = 512;
 pub struct BlobFiles {
     dir: PathBuf,
     open: Cache<Digest, Arc<File>>,
+    memos: Memos,
 }
 
 impl BlobFiles {
-    /// The blobs in `dir`.
-    pub fn new(dir: PathBuf) -> Self {
-        BlobFiles { dir, open: Cache::new(OPEN_FILES) }
+    /// The blobs of the store at `root`.
+    pub fn new(root: &Path) -> Self {
+        let memos = Memos::new(root.join(super::OWN_DIR));
+        BlobFiles { dir: root.join("blobs"), open: Cache::new(OPEN_FILES), memos }
     }
 
     /// Opens a blob: a regular file, or a link to one.
@@ -67,5 +70,9 @@ impl Blobs for BlobFiles {
         // What was opened may be the damaged file that a whole one has replaced since.
         self.open.remove(digest);
         self.open(digest)?.read_exact_at(buf, offset).map_err(|error| damaged(digest, &error))
+    }
+
+    fn memo(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        self.memos.get(key, make)
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! <store>/blobs/sha256-<64 hex>
 //! <store>/manifests/<host>/<namespace>/<name>/<tag>
-//! <store>/.wmount/                 lock, files being written, manifests of removed models
+//! <store>/.wmount/                 lock, memos, files being written, manifests of removed models
 //! ```
 //!
 //! Readers need no lock: a blob appears complete or not at all, and a manifest after its blobs. Writers hold
@@ -13,6 +13,7 @@ mod blobs;
 mod gc;
 pub mod import;
 mod load;
+mod memo;
 mod stage;
 mod verify;
 
@@ -34,7 +35,11 @@ pub use verify::{Damage, VerifyReport};
 pub struct Store {
     root: PathBuf,
     blobs: BlobFiles,
+    allow_overflow: bool,
 }
+
+/// The directory in it that is ours.
+const OWN_DIR: &str = ".wmount";
 
 /// A manifest found in the store, not yet read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -65,7 +70,7 @@ impl Store {
             )));
         }
         let root = root.canonicalize().at(root)?;
-        Ok(Store { blobs: BlobFiles::new(root.join("blobs")), root })
+        Ok(Store { blobs: BlobFiles::new(&root), root, allow_overflow: false })
     }
 
     /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was
@@ -90,6 +95,21 @@ impl Store {
             }
         }
         Store::open(root)
+    }
+
+    /// Whether variants are shown whose casts make finite values infinite.
+    pub fn allowing_overflow(self, allow: bool) -> Store {
+        Store { allow_overflow: allow, ..self }
+    }
+
+    /// Whether such variants are shown.
+    pub fn allows_overflow(&self) -> bool {
+        self.allow_overflow
+    }
+
+    /// Makes the store's own directory: what is found out about its tensors is then kept there.
+    pub fn keep_memos(&self) -> Result<()> {
+        self.own_path("memo").map(drop)
     }
 
     /// The store's directory.
@@ -119,7 +139,7 @@ impl Store {
 
     /// A file or directory below `.wmount/`, whose directory is made.
     fn own_path(&self, name: &str) -> Result<PathBuf> {
-        let dir = self.root.join(".wmount");
+        let dir = self.root.join(OWN_DIR);
         match fs::create_dir(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(&dir, error)),
             _ => Ok(dir.join(name)),

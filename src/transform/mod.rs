@@ -139,10 +139,12 @@ impl Transform {
         }
     }
 
-    /// What must be known of the whole input before a byte can be computed: nothing, for most.
+    /// What must be known of the whole input before a byte can be computed: nothing, for most. That of
+    /// [`Transform::F16`] is only for who wants to know: how many values become infinite, 8 bytes.
     pub fn survey(self, input: &dyn Input) -> Result<Vec<u8>> {
         match self {
-            Transform::F16(_) | Transform::Block(..) => Ok(Vec::new()),
+            Transform::F16(float) => cast::survey(float, input),
+            Transform::Block(..) => Ok(Vec::new()),
             Transform::Int8(float) => int8::survey(float, input),
             Transform::Adaptive(float) => adaptive::survey(float, input),
             Transform::Fp8(float, elements, part) => Rows { float, elements }.survey(part, input),
