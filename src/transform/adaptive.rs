@@ -4,17 +4,18 @@
 //! every 512 blocks, how many were kept before them: enough to find any block's place by looking at few bytes.
 
 use half::f16;
+use multiversion::multiversion;
 
 use super::Input;
-use super::float::{Float, store_f16};
+use super::float::{Float, TILE, store_f16};
 use super::granules::BATCH;
 use super::int8::foreign;
-use super::quantise::{levels, max_abs, pack, quantise, scale};
+use super::quantise::{LINE, LINES, levels, pack4, peaks, quantise, scales};
 use super::survey::{PART, for_each_part};
 use crate::error::Result;
 
 /// Elements of a block.
-pub(super) const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = LINE;
 /// Bytes of a block that is kept in fp16.
 const KEPT: u64 = 64;
 /// Bytes of one in 4 bits, and of its scale.
@@ -99,18 +100,8 @@ pub(super) fn read(float: Float, input: &dyn Input, offset: u64, mut out: &mut [
         match part {
             _ if here == 0 => {}
             Part::Mask => now.copy_from_slice(&mask.bits[at as usize..at as usize + here]),
-            Part::Scales => walk(float, input, &mask, at, now, (0, SCALE), |values, _, out| {
-                out.copy_from_slice(&scale(max_abs(values), levels(4)).to_le_bytes());
-            })?,
-            Part::Weights => walk(float, input, &mask, at, now, (KEPT, PACKED), |values, kept, out| match kept {
-                true => store_f16(values, out),
-                false => {
-                    let scale: f16 = scale(max_abs(values), levels(4));
-                    let mut codes = [0; BLOCK];
-                    quantise(values, scale.to_f32(), levels(4), &mut codes);
-                    pack::<4>(&codes, out);
-                }
-            })?,
+            Part::Scales => walk(float, input, &mask, at, now, (0, SCALE))?,
+            Part::Weights => walk(float, input, &mask, at, now, (KEPT, PACKED))?,
         }
         at = at.saturating_sub(len);
         out = later;
@@ -124,54 +115,69 @@ enum Part {
     Weights,
 }
 
-/// Fills `out` from `at` on with what `encode` makes of the blocks, which have the length of their kind.
+/// Fills `out` from `at` on with the scales or the blocks, whichever have these lengths.
 fn walk(
     float: Float,
     input: &dyn Input,
     mask: &Mask<'_>,
     at: u64,
-    out: &mut [u8],
+    mut out: &mut [u8],
     (kept, packed): (u64, u64),
-    encode: impl Fn(&[f32; BLOCK], bool, &mut [u8]),
 ) -> Result<()> {
     let width = float.bytes() * BLOCK;
     let (mut block, start) = mask.find(at, kept, packed);
     let mut skip = (at - start) as usize;
-    let mut done = 0;
     let mut scratch = Vec::new();
-    while done < out.len() {
+    while !out.is_empty() {
         // An estimate is enough: what is too little is made up for in the next round.
-        let wanted = (out.len() - done + skip).div_ceil(packed as usize) as u64;
+        let wanted = (out.len() + skip).div_ceil(packed as usize) as u64;
         let count = wanted.min((BATCH / width) as u64).min(mask.parts.blocks - block);
         let from = block * width as u64;
         scratch.resize((count * width as u64).min(input.len() - from) as usize, 0);
         input.read(from, &mut scratch)?;
-        let mut values = [0.0; BLOCK];
-        for bytes in scratch.chunks(width) {
-            float.load(bytes, &mut values[..bytes.len() / float.bytes()]);
-            values[bytes.len() / float.bytes()..].fill(0.0);
-            let is_kept = mask.is_kept(block);
-            let len = if is_kept { kept } else { packed } as usize;
-            let rest = &mut out[done..];
-            let here = (len - skip).min(rest.len());
-            if here == len {
-                if len > 0 {
-                    encode(&values, is_kept, &mut rest[..len]);
-                }
-            } else {
-                let mut whole = [0; KEPT as usize];
-                encode(&values, is_kept, &mut whole[..len]);
-                rest[..here].copy_from_slice(&whole[skip..skip + here]);
+        let mut left = count;
+        float.for_each_tile(&scratch, |tile| {
+            let encoded = Tile::of(tile);
+            for index in 0..left.min(LINES as u64) as usize {
+                let mut kept_bytes = [0; KEPT as usize];
+                let bytes: &[u8] = match (mask.is_kept(block), packed) {
+                    (true, SCALE) => &[],
+                    (true, _) => {
+                        store_f16(&tile[index * BLOCK..][..BLOCK], &mut kept_bytes);
+                        &kept_bytes
+                    }
+                    (false, SCALE) => &encoded.scales[index],
+                    (false, _) => &encoded.packed[index],
+                };
+                let rest = &bytes[skip..];
+                let len = rest.len().min(out.len());
+                let (now, later) = std::mem::take(&mut out).split_at_mut(len);
+                now.copy_from_slice(&rest[..now.len()]);
+                (out, skip, block) = (later, 0, block + 1);
             }
-            done += here;
-            skip = 0;
-            block += 1;
-            if done == out.len() {
-                break;
-            }
-        }
+            left = left.saturating_sub(LINES as u64);
+        });
     }
     Ok(())
+}
+
+/// The blocks of a tile in 4 bits.
+struct Tile {
+    scales: [[u8; SCALE as usize]; LINES],
+    packed: [[u8; PACKED as usize]; LINES],
+}
+
+impl Tile {
+    fn of(tile: &[f32; TILE]) -> Tile {
+        let (mut tops, mut stored, mut divisors) = ([0.0; LINES], [f16::ZERO; LINES], [0.0; LINES]);
+        peaks(tile, &mut tops);
+        scales(&tops, levels(4), &mut stored, &mut divisors);
+        let mut codes = [0; TILE];
+        quantise(tile, &divisors, levels(4), &mut codes);
+        let mut packed = [[0; PACKED as usize]; LINES];
+        pack4(&codes, packed.as_flattened_mut());
+        Tile { scales: stored.map(f16::to_le_bytes), packed }
+    }
 }
 
 /// Chooses the blocks that are kept.
@@ -186,16 +192,10 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
         (from, ((scores.len() * width) as u64).min(input.len() - from) as usize)
     };
     for_each_part(input, scores.chunks_mut(in_part).enumerate(), range, |(_, scores), bytes| {
-        let mut scores = scores.iter_mut();
-        float.for_each_tile(bytes, |values| {
-            let (whole, rest) = values.as_chunks::<BLOCK>();
-            whole.iter().zip(&mut scores).for_each(|(values, slot)| *slot = score(values));
-            if !rest.is_empty()
-                && let Some(slot) = scores.next()
-            {
-                let mut filled = [0.0; BLOCK];
-                filled[..rest.len()].copy_from_slice(rest);
-                *slot = score(&filled);
+        let mut tiles = scores.chunks_mut(LINES);
+        float.for_each_tile(bytes, |tile| {
+            if let Some(scores) = tiles.next() {
+                score(tile, scores);
             }
         });
     })?;
@@ -205,20 +205,31 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
 /// Square of the largest value over the sum of all squares, as bits, whose order is that of the numbers.
 ///
 /// The order of the additions is part of the format: another one may round another way and keep another block.
-fn score(values: &[f32; BLOCK]) -> u32 {
-    let mut sums = [0.0f64; 8];
-    for eight in values.as_chunks::<8>().0 {
-        for (sum, &value) in sums.iter_mut().zip(eight) {
-            let value = if value.is_nan() { 0.0 } else { value };
-            let value = f64::from(if value.abs() < f32::MAX { value } else { f32::MAX });
-            *sum += value * value;
-        }
+fn score(tile: &[f32; TILE], scores: &mut [u32]) {
+    let (mut tops, mut sums) = ([0.0; LINES], [0.0; LINES]);
+    peaks(tile, &mut tops);
+    energies(tile, &mut sums);
+    for ((score, &top), sum) in scores.iter_mut().zip(&tops).zip(sums) {
+        let ratio = if sum == 0.0 { 0.0 } else { (f64::from(top) * f64::from(top) / sum) as f32 };
+        *score = ratio.to_bits();
     }
-    let [a, b, c, d, e, f, g, h] = sums;
-    let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
-    let max = f64::from(max_abs(values));
-    let score = if sum == 0.0 { 0.0 } else { (max * max / sum) as f32 };
-    score.to_bits()
+}
+
+/// The sum of the squares of each line.
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+fn energies(tile: &[f32; TILE], energies: &mut [f64; LINES]) {
+    for (line, energy) in tile.as_chunks::<BLOCK>().0.iter().zip(energies) {
+        let mut sums = [0.0f64; 8];
+        for eight in line.as_chunks::<8>().0 {
+            for (sum, &value) in sums.iter_mut().zip(eight) {
+                let value = if value.is_nan() { 0.0 } else { value.abs() };
+                let value = f64::from(if value < f32::MAX { value } else { f32::MAX });
+                *sum += value * value;
+            }
+        }
+        let [a, b, c, d, e, f, g, h] = sums;
+        *energy = ((a + e) + (c + g)) + ((b + f) + (d + h));
+    }
 }
 
 /// The survey of these scores: the largest are kept, of equal ones those that come first.

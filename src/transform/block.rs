@@ -1,10 +1,15 @@
 //! Blocks of 4 or 5 bit integers, each behind its fp16 scale.
 
+use half::f16;
+
 use super::Input;
-use super::float::Float;
+use super::float::{Float, TILE};
 use super::granules::{self, Granule};
-use super::quantise::{levels, max_abs, pack, quantise, scale};
+use super::quantise::{LINE, LINES, levels, pack4, pack5, peaks, quantise, scales};
 use crate::error::Result;
+
+/// Bytes of a block's scale.
+const SCALE: usize = 2;
 
 /// Width of a quantised element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,7 +39,7 @@ impl Bits {
 
     /// Bytes of a block with its scale.
     pub(super) fn granule(self, block: BlockSize) -> usize {
-        2 + block.elements() * self.count() / 8
+        SCALE + block.elements() * self.count() / 8
     }
 }
 
@@ -57,37 +62,39 @@ pub(super) fn read(
     out: &mut [u8],
 ) -> Result<()> {
     let granule = Granule { input: block.elements() * float.bytes(), output: bits.granule(block) };
-    let compute = match (bits, block) {
-        (Bits::Four, BlockSize::B32) => compute::<4, 32>,
-        (Bits::Four, BlockSize::B128) => compute::<4, 128>,
-        (Bits::Five, BlockSize::B32) => compute::<5, 32>,
-        (Bits::Five, BlockSize::B128) => compute::<5, 128>,
-    };
-    granules::read(granule, input, offset, out, |bytes, out| compute(float, bytes, out))
+    granules::read(granule, input, offset, out, |bytes, out| compute(float, bits, block, bytes, out))
 }
 
-fn compute<const BITS: usize, const BLOCK: usize>(float: Float, bytes: &[u8], out: &mut [u8]) {
-    let mut blocks = out.chunks_exact_mut(2 + BLOCK * BITS / 8);
-    float.for_each_tile(bytes, |values| {
-        let (whole, rest) = values.as_chunks::<BLOCK>();
-        for (values, out) in whole.iter().zip(&mut blocks) {
-            encode::<BITS, BLOCK>(values, out);
+fn compute(float: Float, bits: Bits, block: BlockSize, bytes: &[u8], out: &mut [u8]) {
+    let levels = levels(bits.count());
+    let lines_in_block = block.elements() / LINE;
+    let mut packed = [0; TILE * 5 / 8];
+    let mut codes = [0; TILE];
+    let mut blocks = out.chunks_exact_mut(bits.granule(block));
+    float.for_each_tile(bytes, |tile| {
+        let mut line_peaks = [0.0; LINES];
+        peaks(tile, &mut line_peaks);
+        let mut block_peaks = [0.0; LINES];
+        let blocks_in_tile = LINES / lines_in_block;
+        for (peak, lines) in block_peaks.iter_mut().zip(line_peaks.chunks(lines_in_block)) {
+            *peak = lines.iter().copied().fold(0.0, f32::max);
         }
-        if !rest.is_empty()
-            && let Some(out) = blocks.next()
-        {
-            let mut filled = [0.0; BLOCK];
-            filled[..rest.len()].copy_from_slice(rest);
-            encode::<BITS, BLOCK>(&filled, out);
+        let (mut stored, mut divisors) = ([f16::ZERO; LINES], [0.0; LINES]);
+        scales(&block_peaks[..blocks_in_tile], levels, &mut stored[..blocks_in_tile], &mut divisors[..blocks_in_tile]);
+        let mut by_line = [0.0; LINES];
+        for (line, divisor) in by_line.iter_mut().enumerate() {
+            *divisor = divisors[line / lines_in_block];
+        }
+        quantise(tile, &by_line, levels, &mut codes);
+        match bits {
+            Bits::Four => pack4(&codes, &mut packed),
+            Bits::Five => pack5(&codes, &mut packed),
+        }
+        let weights = packed.chunks_exact(bits.granule(block) - SCALE);
+        for ((scale, weights), out) in stored.iter().zip(weights).take(blocks_in_tile).zip(&mut blocks) {
+            let (head, body) = out.split_at_mut(SCALE);
+            head.copy_from_slice(&scale.to_le_bytes());
+            body.copy_from_slice(weights);
         }
     });
-}
-
-fn encode<const BITS: usize, const BLOCK: usize>(values: &[f32; BLOCK], out: &mut [u8]) {
-    let scale = scale(max_abs(values), levels(BITS));
-    let (head, packed) = out.split_at_mut(2);
-    head.copy_from_slice(&scale.to_le_bytes());
-    let mut codes = [0; BLOCK];
-    quantise(values, scale.to_f32(), levels(BITS), &mut codes);
-    pack::<BITS>(&codes, packed);
 }

@@ -14,7 +14,7 @@ pub(super) fn read(float: Float, input: &dyn Input, offset: u64, out: &mut [u8])
         let mut tiles = out.chunks_mut(2 * TILE);
         float.for_each_tile(bytes, |values| {
             if let Some(out) = tiles.next() {
-                store_f16(values, out);
+                store_f16(&values[..out.len() / 2], out);
             }
         });
     })

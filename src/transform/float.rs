@@ -2,6 +2,7 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use multiversion::multiversion;
 
 use crate::dtype::Dtype;
 
@@ -53,11 +54,7 @@ impl Float {
                     *value = f32::from_le_bytes(raw);
                 }
             }
-            Float::BF16 => {
-                for (value, &raw) in out.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = f32::from_bits(u32::from(u16::from_le_bytes(raw)) << 16);
-                }
-            }
+            Float::BF16 => load_bf16(bytes, out),
             Float::F16 => {
                 let mut halves = [f16::ZERO; 256];
                 for (out, bytes) in out.chunks_mut(256).zip(bytes.chunks(512)) {
@@ -70,14 +67,22 @@ impl Float {
         }
     }
 
-    /// Cuts `input` into tiles of at most [`TILE`] values and hands them on in order.
-    pub(super) fn for_each_tile(self, input: &[u8], mut each: impl FnMut(&[f32])) {
+    /// Cuts `input` into tiles of [`TILE`] values and hands them on in order, the last one filled up with zeros.
+    pub(super) fn for_each_tile(self, input: &[u8], mut each: impl FnMut(&[f32; TILE])) {
         let mut tile = [0.0; TILE];
         for bytes in input.chunks(TILE * self.bytes()) {
-            let tile = &mut tile[..bytes.len() / self.bytes()];
-            self.load(bytes, tile);
-            each(tile);
+            let (values, rest) = tile.split_at_mut(bytes.len() / self.bytes());
+            self.load(bytes, values);
+            rest.fill(0.0);
+            each(&tile);
         }
+    }
+}
+
+#[multiversion(targets("x86_64+avx2"))]
+fn load_bf16(bytes: &[u8], out: &mut [f32]) {
+    for (value, &raw) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *value = f32::from_bits(u32::from(u16::from_le_bytes(raw)) << 16);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::Input;
 use super::float::{Float, TILE};
 use super::granules::{self, Granule};
-use super::quantise::{levels, max_abs, quantise};
+use super::quantise::{LINES, levels, peaks, quantise};
 use super::survey::{PART, for_each_part};
 use crate::error::{Error, Result};
 
@@ -20,11 +20,15 @@ pub(super) fn read(float: Float, input: &dyn Input, offset: u64, out: &mut [u8])
     head.copy_from_slice(&scale[skip..skip + head.len()]);
     let scale = f32::from_le_bytes(scale);
     let granule = Granule { input: float.bytes(), output: 1 };
+    // Without a scale all is 0.
+    let divisors = [if scale == 0.0 { f32::INFINITY } else { scale }; LINES];
     granules::read(granule, input, offset.saturating_sub(HEAD), body, |bytes, out| {
         let mut tiles = out.chunks_mut(TILE);
-        float.for_each_tile(bytes, |values| {
+        let mut codes = [0; TILE];
+        float.for_each_tile(bytes, |tile| {
             if let Some(out) = tiles.next() {
-                quantise(values, scale, levels(8), out);
+                quantise(tile, &divisors, levels(8), &mut codes);
+                out.copy_from_slice(&codes[..out.len()]);
             }
         });
     })
@@ -39,7 +43,11 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
     let max = AtomicU32::new(0);
     for_each_part(input, starts, part, |_, bytes| {
         let mut part = 0.0f32;
-        float.for_each_tile(bytes, |values| part = part.max(max_abs(values)));
+        float.for_each_tile(bytes, |tile| {
+            let mut lines = [0.0; LINES];
+            peaks(tile, &mut lines);
+            part = lines.into_iter().fold(part, f32::max);
+        });
         max.fetch_max(part.to_bits(), Ordering::Relaxed);
     })?;
     let scale = f32::from_bits(max.into_inner()) / levels(8);

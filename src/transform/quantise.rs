@@ -1,61 +1,88 @@
-//! From values to small integers and back to bits. A NaN counts as 0.
+//! From values to small integers and back to bits, on lines of 32 values. A NaN counts as 0.
+//!
+//! The loops are compiled for several generations of processors; `multiversion` takes the best one when it runs.
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
+use multiversion::multiversion;
 
-/// The largest absolute value; infinity counts as the largest finite one.
-pub(super) fn max_abs(values: &[f32]) -> f32 {
-    const INFINITY: u32 = f32::INFINITY.to_bits();
-    // Among absolute values the order of the bits is that of the numbers, and integers have a vector maximum.
-    let max = values.iter().fold(0, |max: u32, value| {
-        let bits = value.to_bits() & 0x7fff_ffff;
-        max.max(if bits > INFINITY { 0 } else { bits })
-    });
-    f32::from_bits(max).min(f32::MAX)
-}
+use super::float::TILE;
+
+/// Values that always share a scale: every block is made of whole lines.
+pub(super) const LINE: usize = 32;
+/// Lines of a tile.
+pub(super) const LINES: usize = TILE / LINE;
 
 /// The largest quantised value of so many bits: the range is symmetric.
 pub(super) const fn levels(bits: usize) -> f32 {
     ((1 << (bits - 1)) - 1) as f32
 }
 
-/// The scale of a block, as stored. Finite: beyond the range of fp16 the largest values are cut off instead.
-pub(super) fn scale(max: f32, levels: f32) -> f16 {
-    f16::from_f32((max / levels).min(f16::MAX.to_f32()))
+/// The largest absolute value of each line; infinity counts as the largest finite one.
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+pub(super) fn peaks(values: &[f32], peaks: &mut [f32]) {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    const LANES: usize = 16;
+    for (line, peak) in values.as_chunks::<LINE>().0.iter().zip(peaks) {
+        // Among absolute values the order of the bits is that of the numbers, and integers have a vector maximum.
+        let mut lanes = [0; LANES];
+        for values in line.as_chunks::<LANES>().0 {
+            for (lane, value) in lanes.iter_mut().zip(values) {
+                let bits = value.to_bits() & 0x7fff_ffff;
+                *lane = (*lane).max(if bits > INFINITY { 0 } else { bits });
+            }
+        }
+        *peak = f32::from_bits(lanes.into_iter().fold(0, u32::max)).min(f32::MAX);
+    }
 }
 
-/// Each value divided by the scale and rounded half to even, as the low bits of a byte. With no scale all are 0.
-pub(super) fn quantise(values: &[f32], scale: f32, levels: f32, out: &mut [u8]) {
+/// The scales of blocks with these peaks, as stored, and as each block's values are divided by them.
+///
+/// They are finite: beyond the range of fp16 the largest values are cut off instead. A block without a scale is divided
+/// by infinity: all of it is 0.
+pub(super) fn scales(peaks: &[f32], levels: f32, scales: &mut [f16], divisors: &mut [f32]) {
+    for (divisor, peak) in divisors.iter_mut().zip(peaks) {
+        *divisor = (peak / levels).min(f16::MAX.to_f32_const());
+    }
+    scales.convert_from_f32_slice(divisors);
+    scales.convert_to_f32_slice(divisors);
+    divisors.iter_mut().filter(|divisor| **divisor == 0.0).for_each(|divisor| *divisor = f32::INFINITY);
+}
+
+/// Each value over the divisor of its line, rounded half to even, as the low bits of a byte.
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+pub(super) fn quantise(values: &[f32], divisors: &[f32], levels: f32, codes: &mut [u8]) {
     /// Added to a small number it leaves no bits for a fraction: the sum is rounded to an integer, which its low bits are.
     const ROUNDER: f32 = 12_582_912.0;
-    if scale == 0.0 {
-        return out.fill(0);
-    }
-    for (out, &value) in out.iter_mut().zip(values) {
-        let value = if value.is_nan() { 0.0 } else { value };
-        let ratio = value / scale;
-        let ratio = if ratio < levels { ratio } else { levels };
-        let ratio = if ratio > -levels { ratio } else { -levels };
-        *out = (ratio + ROUNDER).to_bits() as u8;
+    let lines = values.as_chunks::<LINE>().0.iter().zip(codes.as_chunks_mut::<LINE>().0);
+    for ((line, codes), &divisor) in lines.zip(divisors) {
+        for (code, &value) in codes.iter_mut().zip(line) {
+            let ratio = value / divisor;
+            let ratio = if ratio.is_nan() { 0.0 } else { ratio };
+            let ratio = if ratio < levels { ratio } else { levels };
+            let ratio = if ratio > -levels { ratio } else { -levels };
+            *code = (ratio + ROUNDER).to_bits() as u8;
+        }
     }
 }
 
-/// The low `BITS` bits of each byte as one stream, least significant bit first. `codes` is a multiple of 8.
-pub(super) fn pack<const BITS: usize>(codes: &[u8], out: &mut [u8]) {
-    for (&codes, out) in codes.as_chunks::<8>().0.iter().zip(out.chunks_exact_mut(BITS)) {
+/// The low 4 bits of each byte, the first of two in the low half. `codes` is made of whole lines.
+#[multiversion(targets("x86_64+avx2", "x86_64+ssse3"))]
+pub(super) fn pack4(codes: &[u8], out: &mut [u8]) {
+    for (codes, out) in codes.as_chunks::<LINE>().0.iter().zip(out.as_chunks_mut::<{ LINE / 2 }>().0) {
+        for (&[low, high], out) in codes.as_chunks().0.iter().zip(out) {
+            *out = low & 0xf | high << 4;
+        }
+    }
+}
+
+/// The low 5 bits of each byte as one stream, least significant bit first. `codes` is made of whole lines.
+pub(super) fn pack5(codes: &[u8], out: &mut [u8]) {
+    for (&codes, out) in codes.as_chunks().0.iter().zip(out.as_chunks_mut::<5>().0) {
         let codes = u64::from_le_bytes(codes);
-        let packed = match BITS {
-            4 => {
-                let pairs = codes & 0x0f0f_0f0f_0f0f_0f0f;
-                let pairs = (pairs | pairs >> 4) & 0x00ff_00ff_00ff_00ff;
-                let quads = (pairs | pairs >> 8) & 0x0000_ffff_0000_ffff;
-                quads | quads >> 16
-            }
-            _ => {
-                let pairs = codes & 0x001f_001f_001f_001f | codes >> 3 & 0x03e0_03e0_03e0_03e0;
-                let quads = pairs & 0x0000_03ff_0000_03ff | pairs >> 6 & 0x000f_fc00_000f_fc00;
-                quads & 0x0f_ffff | quads >> 12 & 0xff_fff0_0000
-            }
-        };
-        out.copy_from_slice(&packed.to_le_bytes()[..BITS]);
+        let pairs = codes & 0x001f_001f_001f_001f | codes >> 3 & 0x03e0_03e0_03e0_03e0;
+        let quads = pairs & 0x0000_03ff_0000_03ff | pairs >> 6 & 0x000f_fc00_000f_fc00;
+        let [a, b, c, d, e, ..] = (quads & 0x0f_ffff | quads >> 12 & 0xff_fff0_0000).to_le_bytes();
+        *out = [a, b, c, d, e];
     }
 }
