@@ -165,13 +165,16 @@ pub enum SourceKind {
     Mlpackage,
     /// A gds_export directory.
     GdsExport,
+    /// An AMB file.
+    Amb,
 }
 
 impl SourceKind {
-    /// Every kind.
-    pub const ALL: [SourceKind; 3] = [SourceKind::Safetensors, SourceKind::Mlpackage, SourceKind::GdsExport];
+    /// All of them.
+    pub const ALL: [SourceKind; 4] =
+        [SourceKind::Safetensors, SourceKind::Mlpackage, SourceKind::GdsExport, SourceKind::Amb];
 
-    /// Whether its tensors are a model's own weights, of which there is one set.
+    /// Whether such a source is the weights of a model, of which it has one set.
     pub fn is_weights(self) -> bool {
         self != SourceKind::Mlpackage
     }
@@ -182,6 +185,7 @@ impl SourceKind {
             SourceKind::Safetensors => "safetensors",
             SourceKind::Mlpackage => "mlpackage",
             SourceKind::GdsExport => "gds_export",
+            SourceKind::Amb => "amb",
         }
     }
 }

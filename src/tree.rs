@@ -13,8 +13,8 @@ use std::time::SystemTime;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
-use crate::layout::{self, AnchorKind, Branch, Files, Layout};
-use crate::model::{Model, to_unix};
+use crate::layout::{self, Anchor, AnchorKind, Branch, Files, Layout};
+use crate::model::{Model, ModelName, to_unix};
 use crate::store::{Found, Store};
 
 /// The inode number of the root directory, as FUSE wants it.
@@ -101,12 +101,39 @@ pub struct Entry {
     // Errors are not kept: damage that is mended is gone.
     model: Mutex<Option<Arc<Model>>>,
     plans: [Mutex<Option<Anchored>>; layout::COUNT],
+    /// The nodes of variants that were touched.
+    variants: Mutex<HashMap<View, Arc<Mutex<Option<Anchored>>>>>,
+}
+
+/// A layout, or one of its variants, by index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct View {
+    layout: usize,
+    variant: Option<usize>,
+}
+
+impl View {
+    fn layout(self) -> &'static dyn Layout {
+        let layout = layout::all()[self.layout];
+        self.variant.map_or(layout, |variant| layout.variants()[variant].1)
+    }
+
+    /// Where a model at `path` stands.
+    fn anchors(self, name: &ModelName, path: &str) -> Vec<Anchor> {
+        match self.variant {
+            None => self.layout().anchors(name, path),
+            Some(variant) => {
+                let (suffix, view) = layout::all()[self.layout].variants()[variant];
+                view.anchors(name, &format!("{path}@{suffix}"))
+            }
+        }
+    }
 }
 
 impl Entry {
     fn new(store: Arc<Store>, found: Found, path: String) -> Entry {
         let plans = std::array::from_fn(|_| Mutex::default());
-        Entry { found: Arc::new(found), path, store, model: Mutex::default(), plans }
+        Entry { found: Arc::new(found), path, store, model: Mutex::default(), plans, variants: Mutex::default() }
     }
 
     /// The model.
@@ -114,18 +141,23 @@ impl Entry {
         once(&self.model, || Ok(Arc::new(self.store.load(&self.found)?)))
     }
 
-    /// The nodes at the anchors of a layout.
-    fn planned(&self, layout: usize) -> Result<Anchored> {
-        once(&self.plans[layout], || {
-            let view = layout::all()[layout];
-            let branches = view.plan(&*self.model()?, Files(self.store.blobs()))?;
-            let paths = view.anchors(&self.found.name, &self.path);
-            let nodes = paths.into_iter().zip(branches).map(|(anchor, branch)| {
-                let path = format!("{}/{}", view.name(), anchor.path);
-                Numbering::new(&branch, &self.found, layout).node(&path, &path, branch)
+    /// The nodes at the anchors of a layout or variant.
+    fn planned(&self, view: View) -> Result<Anchored> {
+        let make = || {
+            let layout = view.layout();
+            let branches = layout.plan(&*self.model()?, Files(self.store.blobs()))?;
+            let anchors = view.anchors(&self.found.name, &self.path);
+            let nodes = anchors.into_iter().zip(branches).map(|(anchor, branch)| {
+                let path = format!("{}/{}", layout.name(), anchor.path);
+                Numbering::new(&branch, &self.found, view.layout).node(&path, &path, branch)
             });
             Ok(Arc::new(nodes.collect()))
-        })
+        };
+        if view.variant.is_none() {
+            return once(&self.plans[view.layout], make);
+        }
+        let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
+        once(&plan, make)
     }
 }
 
@@ -224,7 +256,7 @@ pub struct SkeletonDir {
     pub mtime: Option<SystemTime>,
     children: BTreeMap<String, SkeletonChild>,
     /// The models that share this directory, and which of their anchors it is.
-    shared: Vec<(Arc<Entry>, usize, usize)>,
+    shared: Vec<(Arc<Entry>, View, usize)>,
     union: OnceLock<Arc<Union>>,
 }
 
@@ -234,7 +266,7 @@ type Union = BTreeMap<Box<str>, Arc<Node>>;
 #[derive(Debug)]
 enum SkeletonChild {
     Dir(SkeletonDir),
-    Anchor { entry: Arc<Entry>, layout: usize, anchor: usize, kind: Kind },
+    Anchor { entry: Arc<Entry>, view: View, anchor: usize, kind: Kind },
 }
 
 /// What a name in a skeleton directory leads to.
@@ -269,14 +301,34 @@ impl SkeletonDir {
     pub fn child(&self, name: &str) -> Result<Step<'_>> {
         match self.children.get(name) {
             Some(SkeletonChild::Dir(dir)) => Ok(Step::Dir(dir)),
-            Some(SkeletonChild::Anchor { entry, layout, anchor, .. }) => {
-                Ok(Step::Node(entry.planned(*layout)?[*anchor].clone()))
+            Some(SkeletonChild::Anchor { entry, view, anchor, .. }) => {
+                Ok(Step::Node(entry.planned(*view)?[*anchor].clone()))
             }
-            None => match self.union()?.get(name) {
-                Some(node) => Ok(Step::Node(node.clone())),
-                None => Err(Error::NotFound(format!("{}/{name}", self.path))),
+            None => match (self.unlisted(name), self.union()?.get(name)) {
+                (Some((entry, view, anchor)), _) => Ok(Step::Node(entry.planned(view)?[anchor].clone())),
+                (None, Some(node)) => Ok(Step::Node(node.clone())),
+                (None, None) => Err(Error::NotFound(format!("{}/{name}", self.path))),
             },
         }
+    }
+
+    /// The variant of a model of this directory that has this name. No model's own name has an `@`.
+    fn unlisted(&self, name: &str) -> Option<(&Arc<Entry>, View, usize)> {
+        let (stem, rest) = name.split_once('@')?;
+        let base = |suffix: &str| Some(format!("{stem}{}", rest.strip_prefix(suffix)?));
+        for layout in 0..layout::all().len() {
+            for (variant, (suffix, _)) in layout::all()[layout].variants().iter().enumerate() {
+                let view = View { layout, variant: Some(variant) };
+                if let Some(base) = base(suffix)
+                    && let Some(SkeletonChild::Anchor { entry, view: of, anchor, .. }) = self.children.get(&base)
+                    && *of == (View { layout, variant: None })
+                    && is_shown(view.layout(), entry)
+                {
+                    return Some((entry, view, *anchor));
+                }
+            }
+        }
+        None
     }
 
     /// Its entries in order of name: name, inode number and kind.
@@ -287,7 +339,7 @@ impl SkeletonDir {
         let entry = |(name, child): (&String, &SkeletonChild)| {
             let (ino, kind) = match child {
                 SkeletonChild::Dir(dir) => (dir.ino(), Kind::Dir),
-                SkeletonChild::Anchor { entry, layout, anchor, kind } => match entry.planned(*layout) {
+                SkeletonChild::Anchor { entry, view, anchor, kind } => match entry.planned(*view) {
                     Ok(nodes) => (nodes[*anchor].ino, *kind),
                     Err(_) => (number(&["damaged", &self.path, name], &[]), *kind),
                 },
@@ -307,8 +359,8 @@ impl SkeletonDir {
             return Ok(union.clone());
         }
         let mut union = Union::new();
-        for (entry, layout, anchor) in &self.shared {
-            let Body::Dir(children) = &entry.planned(*layout)?[*anchor].body else { return Err(Error::NotDir) };
+        for (entry, view, anchor) in &self.shared {
+            let Body::Dir(children) = &entry.planned(*view)?[*anchor].body else { return Err(Error::NotDir) };
             for (name, node) in children {
                 union.entry(name.clone()).or_insert_with(|| node.clone());
             }
@@ -329,9 +381,9 @@ impl SkeletonDir {
     }
 
     /// Puts an anchor in its place; `None` if something stands there or in the way.
-    fn put(&mut self, path: &str, entry: &Arc<Entry>, layout: usize, anchor: usize, kind: AnchorKind) -> Option<()> {
+    fn put(&mut self, path: &str, entry: &Arc<Entry>, view: View, anchor: usize, kind: AnchorKind) -> Option<()> {
         if kind == AnchorKind::Shared {
-            self.make(path)?.shared.push((entry.clone(), layout, anchor));
+            self.make(path)?.shared.push((entry.clone(), view, anchor));
             return Some(());
         }
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -340,7 +392,7 @@ impl SkeletonDir {
         if children.contains_key(name) {
             return None;
         }
-        let child = SkeletonChild::Anchor { entry: entry.clone(), layout, anchor, kind };
+        let child = SkeletonChild::Anchor { entry: entry.clone(), view, anchor, kind };
         children.insert(name.to_owned(), child);
         Some(())
     }
@@ -362,11 +414,13 @@ impl SkeletonDir {
 pub struct Tree {
     entries: Vec<Arc<Entry>>,
     layouts: [OnceLock<SkeletonDir>; layout::COUNT],
+    listed: Arc<[String]>,
 }
 
 impl Tree {
-    /// The snapshot of these models; those that `old` has too keep what was planned.
-    pub fn new(store: &Arc<Store>, found: Vec<Found>, old: Option<&Tree>) -> Tree {
+    /// The snapshot of these models; those that `old` has too keep what was planned. Of the variants only the `listed`
+    /// are entries of directories; the others are there for who asks for them.
+    pub fn new(store: &Arc<Store>, found: Vec<Found>, old: Option<&Tree>, listed: Arc<[String]>) -> Tree {
         let paths = tree_paths(&found);
         let entries = found.into_iter().zip(paths).map(|(found, path)| {
             let same = |entry: &&Arc<Entry>| *entry.found == found && entry.path == path;
@@ -374,7 +428,7 @@ impl Tree {
             let kept = old.zip(index.and_then(Result::ok)).map(|(old, index)| &old.entries[index]).filter(same);
             kept.cloned().unwrap_or_else(|| Arc::new(Entry::new(store.clone(), found, path)))
         });
-        Tree { entries: entries.collect(), layouts: Default::default() }
+        Tree { entries: entries.collect(), layouts: Default::default(), listed }
     }
 
     /// The models in order of name.
@@ -400,18 +454,27 @@ impl Tree {
     }
 
     fn skeleton(&self, layout: usize) -> SkeletonDir {
-        let view = layout::all()[layout];
-        let mut root = SkeletonDir::new(view.name().into());
-        for path in view.fixed_dirs() {
+        let base = layout::all()[layout];
+        let mut root = SkeletonDir::new(base.name().into());
+        for path in base.fixed_dirs() {
             root.make(path);
         }
+        let is_listed = |name: &str| self.listed.iter().any(|listed| listed == name);
+        let variants = base.variants().iter().enumerate().filter(|(_, (name, _))| is_listed(name));
+        let views: Vec<View> = std::iter::once(None)
+            .chain(variants.map(|(index, _)| Some(index)))
+            .map(|variant| View { layout, variant })
+            .collect();
         for entry in &self.entries {
-            if !is_shown(view, entry) {
-                continue;
-            }
-            for (index, anchor) in view.anchors(&entry.found.name, &entry.path).into_iter().enumerate() {
-                if root.put(&anchor.path, entry, layout, index, anchor.kind).is_none() {
-                    tracing::warn!("model {} is not in {}/: {:?} is taken", entry.found.name, view.name(), anchor.path);
+            for view in views.iter().take_while(|view| view.variant.is_some() || is_shown(base, entry)) {
+                if view.variant.is_some() && !is_shown(view.layout(), entry) {
+                    continue;
+                }
+                for (index, anchor) in view.anchors(&entry.found.name, &entry.path).into_iter().enumerate() {
+                    if root.put(&anchor.path, entry, *view, index, anchor.kind).is_none() {
+                        let (name, dir) = (&entry.found.name, base.name());
+                        tracing::warn!("model {name} is not in {dir}/: {:?} is taken", anchor.path);
+                    }
                 }
             }
         }

@@ -127,12 +127,19 @@ pub struct Vfs {
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Mutex<VecDeque<String>>,
     status: Mutex<Option<Arc<Status>>>,
+    listed: Arc<[String]>,
 }
 
 impl Vfs {
     /// The tree of a store; no model is read yet.
     pub fn new(store: Arc<Store>) -> Result<Vfs> {
-        let tree = Tree::new(&store, store.find()?, None);
+        Vfs::listing(store, &[])
+    }
+
+    /// The same with these variants among the entries of directories; the others can only be looked up.
+    pub fn listing(store: Arc<Store>, variants: &[String]) -> Result<Vfs> {
+        let listed: Arc<[String]> = variants.into();
+        let tree = Tree::new(&store, store.find()?, None, listed.clone());
         let inodes = DashMap::new();
         inodes.insert(ROOT, Inode { parent: ROOT, what: What::Skeleton("".into()) });
         Ok(Vfs {
@@ -145,6 +152,7 @@ impl Vfs {
             facts: Mutex::default(),
             problems: Mutex::default(),
             status: Mutex::default(),
+            listed,
         })
     }
 
@@ -165,7 +173,7 @@ impl Vfs {
         if old.entries().iter().map(|entry| &*entry.found).eq(found.iter()) {
             return Ok(false);
         }
-        let new = Arc::new(Tree::new(&self.store, found, Some(&old)));
+        let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(true)
     }

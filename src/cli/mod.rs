@@ -89,7 +89,8 @@ pub fn main() -> ExitCode {
         Some(command) => command.run(),
         None => {
             let args = cli.mount.expect("clap demands STORE and MOUNTPOINT where there is no command");
-            mount::run(&args, |store| Ok(Arc::new(Vfs::new(Arc::new(Store::open(store)?))?)))
+            let listed = listed(&args.variants);
+            mount::run(&args, |store| Ok(Arc::new(Vfs::listing(Arc::new(Store::open(store)?), &listed)?)))
                 .map(|()| ExitCode::SUCCESS)
         }
     };
@@ -139,6 +140,22 @@ impl Command {
 /// The manifests of the named models, or of all.
 fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
     if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_one(name)).collect() }
+}
+
+/// The names of all variants of all layouts.
+fn all_variants() -> impl Iterator<Item = &'static str> {
+    crate::layout::all().into_iter().flat_map(|layout| layout.variants()).map(|(name, _)| *name)
+}
+
+/// What `--variant` takes.
+fn variant_names() -> clap::builder::PossibleValuesParser {
+    all_variants().chain(["all"]).collect::<Vec<_>>().into()
+}
+
+/// The variants that these words stand for.
+fn listed(words: &[String]) -> Vec<String> {
+    let all = words.iter().any(|word| word == "all");
+    all_variants().filter(|name| all || words.iter().any(|word| word == name)).map(str::to_owned).collect()
 }
 
 /// The tree of a store without a mount.

@@ -26,6 +26,11 @@ pub struct MountArgs {
     /// Threads that serve requests [default: one for each core, at least two]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
+    /// List this variant, such as int4-128, in every directory of a model that has it; `all` lists all of them
+    ///
+    /// A variant that is not listed is there all the same: open MODEL@VARIANT.
+    #[arg(long = "variant", value_name = "VARIANT", value_parser = super::variant_names())]
+    pub variants: Vec<String>,
     /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,

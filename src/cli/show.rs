@@ -26,7 +26,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
     let store = std::sync::Arc::new(args.store.open()?);
     let model = store.load(&store.find_one(&name)?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
-    let tree = Tree::new(&store, store.find()?, None);
+    let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
     let description = describe(&model, &path);

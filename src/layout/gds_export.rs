@@ -10,6 +10,8 @@ use crate::model::{Model, ModelName, Tensor, check_path};
 
 pub(super) struct GdsExport;
 
+pub(super) const GDS_EXPORT: GdsExport = GdsExport;
+
 /// The longest extension of any file, with its dot.
 const LONGEST_EXTENSION: usize = ".scale".len();
 

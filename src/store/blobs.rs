@@ -6,7 +6,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use quick_cache::sync::Cache;
@@ -28,10 +28,9 @@ pub struct BlobFiles {
 }
 
 impl BlobFiles {
-    /// The blobs of the store at `root`.
-    pub fn new(root: &Path) -> Self {
-        let memos = Memos::new(root.join(super::OWN_DIR));
-        BlobFiles { dir: root.join("blobs"), open: Cache::new(OPEN_FILES), memos }
+    /// The blobs in `dir`, and what is known of them in `memo_dir`.
+    pub fn new(dir: PathBuf, memo_dir: PathBuf) -> Self {
+        BlobFiles { dir, open: Cache::new(OPEN_FILES), memos: Memos::new(memo_dir) }
     }
 
     /// Opens a blob: a regular file, or a link to one.
@@ -64,11 +63,6 @@ fn damaged(digest: &Digest, error: &io::Error) -> Error {
 
 impl Blobs for BlobFiles {
     fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()> {
-        if self.open(digest)?.read_exact_at(buf, offset).is_ok() {
-            return Ok(());
-        }
-        // What was opened may be the damaged file that a whole one has replaced since.
-        self.open.remove(digest);
         self.open(digest)?.read_exact_at(buf, offset).map_err(|error| damaged(digest, &error))
     }
 

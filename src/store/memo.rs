@@ -1,139 +1,124 @@
-//! What was found out about tensors by reading all of them, kept in `.wmount/memo/` and in memory.
+//! Memos: short results of long computations over blobs, kept in `.wmount/memo/` and made anew when they are gone.
 //!
-//! A memo is named by its key, which says all that it depends on, the tensor's blob first of all: it cannot be stale. It
-//! begins with a digest of the rest, so a damaged one is made anew. All of them can be deleted at any time.
+//! A memo is a file named by the digest of its key: the sha256 of the rest, the length of the key as u32, the key, and the
+//! result. Where it cannot be written, as on a read-only medium, it is kept in memory.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use tempfile::NamedTempFile;
 
-use crate::digest::{Digest, Hasher};
+use crate::digest::Digest;
 use crate::error::Result;
 
-/// Bytes of memos that are kept in memory.
-const KEPT: u64 = 64 << 20;
-/// The longest memo that is read.
-const MAX: u64 = 1 << 30;
+/// Bytes of results that are held in memory.
+const MEMORY: u64 = 256 << 20;
 
 /// The memos of one store.
-#[derive(Debug)]
 pub(super) struct Memos {
-    /// The store's own directory; where there is none, nothing is written.
-    own: PathBuf,
-    kept: Cache<Digest, Arc<[u8]>, Bytes>,
+    dir: PathBuf,
+    held: Cache<Digest, Arc<[u8]>, Length>,
 }
 
 #[derive(Debug, Clone)]
-struct Bytes;
+struct Length;
 
-impl Weighter<Digest, Arc<[u8]>> for Bytes {
-    fn weight(&self, _: &Digest, memo: &Arc<[u8]>) -> u64 {
-        128 + memo.len() as u64
+impl Weighter<Digest, Arc<[u8]>> for Length {
+    fn weight(&self, _key: &Digest, memo: &Arc<[u8]>) -> u64 {
+        memo.len() as u64 + 1
+    }
+}
+
+impl std::fmt::Debug for Memos {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memos").field("dir", &self.dir).finish_non_exhaustive()
     }
 }
 
 impl Memos {
-    /// The memos of a store whose own directory is `own`.
-    pub fn new(own: PathBuf) -> Memos {
-        Memos { own, kept: Cache::with_weighter(10_000, KEPT, Bytes) }
+    /// The memos in `dir`, which is made with the first one.
+    pub fn new(dir: PathBuf) -> Self {
+        let held = Cache::with_weighter(1024, MEMORY, Length);
+        Memos { dir, held }
     }
 
-    /// The memo of a key, made if there is none; who asks for one that is being made waits for it.
+    /// The result of a key. Readers who ask for one at the same time wait for the first of them to make it.
     pub fn get(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
         let name = Digest::of(key.as_bytes());
-        self.kept.get_or_insert_with(&name, || {
-            if let Some(memo) = self.read(&name, key) {
-                return Ok(memo.into());
+        self.held.get_or_insert_with(&name, || {
+            let path = self.dir.join(name.hex());
+            if let Some(result) = fs::read(&path).ok().and_then(|bytes| parse(&bytes, key)) {
+                return Ok(result);
             }
-            let memo = make()?;
-            if let Err(error) = self.write(&name, key, &memo) {
-                // A store on a read-only medium has its memos made anew by every mount.
-                tracing::debug!("memo of {key}: {error}");
+            let result = make()?;
+            if let Err(error) = self.write(&path, key, &result) {
+                tracing::debug!("{}: {error}", path.display());
             }
-            Ok(memo.into())
+            Ok(result.into())
         })
     }
 
-    fn read(&self, name: &Digest, key: &str) -> Option<Vec<u8>> {
-        let path = self.own.join("memo").join(name.hex());
-        let mut bytes = Vec::new();
-        match File::open(&path).and_then(|file| file.take(MAX).read_to_end(&mut bytes)) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => {
-                tracing::warn!("{}: {error}: it is made anew", path.display());
-                return None;
-            }
-        }
-        let memo = bytes.split_first_chunk::<32>().filter(|(digest, memo)| **digest == *seal(key, memo).as_bytes());
-        if memo.is_none() {
-            tracing::warn!("{}: is damaged: it is made anew", path.display());
-        }
-        memo.map(|(_, memo)| memo.to_vec())
-    }
-
-    fn write(&self, name: &Digest, key: &str, memo: &[u8]) -> io::Result<()> {
-        let dir = self.own.join("memo");
-        match fs::create_dir(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let mut file = NamedTempFile::new_in(&dir)?;
-        file.write_all(seal(key, memo).as_bytes())?;
-        file.write_all(memo)?;
-        // Not made durable: what a crash leaves of it is seen to be damaged.
-        file.persist(dir.join(name.hex())).map(drop).map_err(|error| error.error)
+    fn write(&self, path: &Path, key: &str, result: &[u8]) -> std::io::Result<()> {
+        // Not with its parents: a store that is gone is not made again.
+        let made = |dir: &Path| match fs::create_dir(dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        };
+        self.dir.parent().map_or(Ok(()), made)?;
+        made(&self.dir)?;
+        let body = [&(key.len() as u32).to_le_bytes(), key.as_bytes(), result].concat();
+        let mut file = NamedTempFile::new_in(&self.dir)?;
+        file.write_all(Digest::of(&body).as_bytes())?;
+        file.write_all(&body)?;
+        file.persist(path)?;
+        Ok(())
     }
 }
 
-/// The digest that a memo begins with.
-fn seal(key: &str, memo: &[u8]) -> Digest {
-    let mut hasher = Hasher::new();
-    hasher.update(&(key.len() as u64).to_le_bytes());
-    hasher.update(key.as_bytes());
-    hasher.update(memo);
-    hasher.finish()
+/// The result in a memo, if it is whole and of this key.
+fn parse(bytes: &[u8], key: &str) -> Option<Arc<[u8]>> {
+    let (digest, body) = bytes.split_at_checked(32)?;
+    let (len, rest) = body.split_first_chunk()?;
+    let (stored, result) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    (stored == key.as_bytes() && Digest::of(body).as_bytes() == digest).then(|| result.into())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 
     #[test]
-    fn a_memo_is_made_once_and_again_when_it_is_damaged() {
-        let own = tempfile::tempdir().expect("a directory");
-        let made = AtomicUsize::new(0);
-        let get = || {
-            let make = || {
-                made.fetch_add(1, Ordering::Relaxed);
-                Ok(b"known".to_vec())
-            };
-            // As a new process would, which has none in memory.
-            assert_eq!(*Memos::new(own.path().into()).get("key", &make).expect("made"), *b"known");
-            made.load(Ordering::Relaxed)
+    fn a_memo_is_made_once_and_again_when_damaged() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let made = AtomicU32::new(0);
+        let make = || {
+            made.fetch_add(1, Ordering::Relaxed);
+            Ok(b"result".to_vec())
         };
-        assert_eq!((get(), get()), (1, 1));
-        let path = own.path().join("memo").join(Digest::of(b"key").hex());
-        let whole = fs::read(&path).expect("written");
-        for damage in [&whole[..10], &whole[..whole.len() - 1], &[whole.clone(), vec![0]].concat(), b""] {
-            let before = get();
-            fs::write(&path, damage).expect("writable");
-            assert_eq!((get(), get()), (before + 1, before + 1));
+        let memos = Memos::new(dir.path().join(".wmount/memo"));
+        std::thread::scope(|scope| {
+            (0..8).for_each(|_| _ = scope.spawn(|| assert_eq!(&*memos.get("key", &make).expect("made"), b"result")));
+        });
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+        let again = || Memos::new(dir.path().join(".wmount/memo")).get("key", &make).expect("made");
+        assert_eq!((&*again(), made.load(Ordering::Relaxed)), (&b"result"[..], 1));
+        let path = dir.path().join(".wmount/memo").join(Digest::of(b"key").hex());
+        let whole = fs::read(&path).expect("kept");
+        let mut flipped = whole.clone();
+        flipped[40] ^= 1;
+        for (times, bytes) in (2..).zip([&whole[..whole.len() - 1], &flipped, b""]) {
+            fs::write(&path, bytes).expect("writable");
+            assert_eq!((&*again(), made.load(Ordering::Relaxed)), (&b"result"[..], times));
+            assert_eq!(fs::read(&path).expect("mended"), whole);
         }
-    }
-
-    #[test]
-    fn without_a_directory_nothing_is_written() {
-        let own = tempfile::tempdir().expect("a directory");
-        let missing = own.path().join(".wmount");
-        assert_eq!(*Memos::new(missing.clone()).get("key", &|| Ok(vec![1])).expect("made"), [1]);
-        assert!(!missing.exists());
+        let nowhere = Memos::new("/dev/null/memo".into());
+        assert!((0..2).all(|_| &*nowhere.get("key", &make).expect("made") == b"result"));
+        assert_eq!(made.load(Ordering::Relaxed), 5);
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! <store>/blobs/sha256-<64 hex>
 //! <store>/manifests/<host>/<namespace>/<name>/<tag>
-//! <store>/.wmount/                 lock, memos, files being written, manifests of removed models
+//! <store>/.wmount/                 lock, files being written, memos, manifests of removed models
 //! ```
 //!
 //! Readers need no lock: a blob appears complete or not at all, and a manifest after its blobs. Writers hold
@@ -38,9 +38,6 @@ pub struct Store {
     allow_overflow: bool,
 }
 
-/// The directory in it that is ours.
-const OWN_DIR: &str = ".wmount";
-
 /// A manifest found in the store, not yet read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Found {
@@ -70,29 +67,20 @@ impl Store {
             )));
         }
         let root = root.canonicalize().at(root)?;
-        Ok(Store { blobs: BlobFiles::new(&root), root, allow_overflow: false })
+        Ok(Store { blobs: BlobFiles::new(root.join("blobs"), root.join(".wmount/memo")), root, allow_overflow: false })
     }
 
-    /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was
-    /// cut short, or one that is under way in another process, has left.
+    /// Opens a store, made first if there is none: the directory must then be missing or empty.
     pub fn create(root: impl AsRef<Path>) -> Result<Store> {
         let root = root.as_ref();
-        let parts = ["manifests", "blobs"];
-        match fs::read_dir(root) {
-            Ok(mut entries) => {
-                let is_part = |entry: fs::DirEntry| parts.iter().any(|part| entry.file_name() == *part);
-                if !entries.all(|entry| entry.is_ok_and(is_part)) {
-                    return Store::open(root);
-                }
-            }
+        match fs::read_dir(root).map(|mut entries| entries.next().is_none()) {
+            Ok(false) => return Store::open(root),
+            Ok(true) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => fs::create_dir_all(root).at(root)?,
             Err(error) => return Err(Error::io(root, error)),
         }
-        for dir in parts.map(|part| root.join(part)) {
-            match fs::create_dir(&dir) {
-                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(Error::io(&dir, error)),
-                _ => {}
-            }
+        for dir in ["manifests", "blobs"] {
+            fs::create_dir(root.join(dir)).at(root.join(dir))?;
         }
         Store::open(root)
     }
@@ -105,11 +93,6 @@ impl Store {
     /// Whether such variants are shown.
     pub fn allows_overflow(&self) -> bool {
         self.allow_overflow
-    }
-
-    /// Makes the store's own directory: what is found out about its tensors is then kept there.
-    pub fn keep_memos(&self) -> Result<()> {
-        self.own_path("memo").map(drop)
     }
 
     /// The store's directory.
@@ -139,7 +122,7 @@ impl Store {
 
     /// A file or directory below `.wmount/`, whose directory is made.
     fn own_path(&self, name: &str) -> Result<PathBuf> {
-        let dir = self.root.join(OWN_DIR);
+        let dir = self.root.join(".wmount");
         match fs::create_dir(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(&dir, error)),
             _ => Ok(dir.join(name)),

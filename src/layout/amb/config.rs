@@ -1,24 +1,11 @@
-//! The metadata and config sections, from config.json.
+//! The config section, from config.json.
 
 use serde_json::{Map, Value, json};
 
-use crate::model::Model;
-
 type Object = Map<String, Value>;
 
-/// What is known of the model in general.
-pub(super) fn metadata(model: &Model, config: Option<&Object>) -> Vec<u8> {
-    let mut metadata = Object::new();
-    metadata.insert("name".into(), json!(model.name.name));
-    if let Some(family) = config.and_then(|config| text_config(config).get("model_type")) {
-        metadata.insert("family".into(), family.clone());
-    }
-    metadata.insert("version".into(), json!(model.name.tag));
-    Value::Object(metadata).to_string().into_bytes()
-}
-
 /// The keys of the seed, from those that Hugging Face configs use for them. A key whose value is not known is left out.
-pub(super) fn config(config: &Object) -> Vec<u8> {
+pub(super) fn section(config: &Object) -> Vec<u8> {
     let text = text_config(config);
     let first = |keys: &[&str]| keys.iter().find_map(|key| text.get(*key)).filter(|value| !value.is_null()).cloned();
     let heads = first(&["num_attention_heads", "n_head", "n_heads"]);
@@ -46,7 +33,7 @@ pub(super) fn config(config: &Object) -> Vec<u8> {
 }
 
 /// The part of a multimodal config that speaks of the language model, or the config itself.
-fn text_config(config: &Object) -> &Object {
+pub(super) fn text_config(config: &Object) -> &Object {
     config.get("text_config").and_then(Value::as_object).unwrap_or(config)
 }
 
@@ -85,7 +72,7 @@ mod tests {
 
     fn mapped(text: &str) -> Value {
         let source: Object = serde_json::from_str(text).expect("an object");
-        serde_json::from_slice(&config(&source)).expect("JSON")
+        serde_json::from_slice(&section(&source)).expect("JSON")
     }
 
     #[test]

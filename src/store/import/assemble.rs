@@ -90,7 +90,7 @@ fn source(plan: SourcePlan, places: &[Vec<Place>]) -> (Source, Vec<Layer>, HashM
 /// The files of the model proper keep their paths; those of packages stand below the package's name.
 fn layer_path(plan: &SourcePlan, path: &str) -> String {
     match plan.kind {
-        SourceKind::Safetensors | SourceKind::GdsExport => path.into(),
+        SourceKind::Safetensors | SourceKind::GdsExport | SourceKind::Amb => path.into(),
         SourceKind::Mlpackage => format!("{}/{path}", plan.name),
     }
 }

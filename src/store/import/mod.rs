@@ -3,6 +3,7 @@
 //! Nothing is written before every file has been parsed, and the manifest comes last, so bad input leaves the store
 //! as it was and a crash leaves the whole model or none of it. Files are read once, in pieces of at most a mebibyte.
 
+mod amb;
 mod assemble;
 mod gds;
 mod pieces;
@@ -130,7 +131,7 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
             (name, _) => name,
         },
     };
-    let stem = [".mlpackage", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
+    let stem = [".mlpackage", ".safetensors", ".amb"].iter().find_map(|end| name.strip_suffix(end));
     ModelName::from_any(stem.unwrap_or(&name))
         .map_err(|_| Error::Invalid(format!("{}: no model name can be made of it: give one with -n", path.display())))
 }

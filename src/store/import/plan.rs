@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::amb;
 use super::gds;
 use super::scan::{FoundFile, Scan, name_of, scan};
 use crate::dtype::Dtype;
@@ -94,9 +95,14 @@ fn plan_scan(path: &Path, scan: Scan) -> Result<SourcePlan> {
         && let Some(manifest) = gds::manifest_in(&scan)
     {
         (SourceKind::GdsExport, gds::plan(&scan, manifest)?)
+    } else if let [file] = &scan.files[..]
+        && !path.is_dir()
+        && amb::is_amb(file)?
+    {
+        (SourceKind::Amb, vec![amb::plan(file)?])
     } else {
         return Err(Error::Invalid(format!(
-            "{}: is nothing that can be imported: no .mlpackage, and no .safetensors file or gds_export manifest in it",
+            "{}: is nothing that can be imported: no .mlpackage, no .amb file, and no .safetensors file or gds_export manifest in it",
             path.display()
         )));
     };
