@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
 use crate::error::Result;
-use crate::layout;
+use crate::layout::{self, Files, Layout};
 use crate::model::{Model, ModelName, SourceKind};
 use crate::tree::Tree;
 
@@ -29,11 +29,11 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
     let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
-    let description = describe(&model, &path);
+    let description = describe(&model, &path, Files(store.blobs()))?;
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
 
-fn describe(model: &Model, path: &str) -> Value {
+fn describe(model: &Model, path: &str, files: Files<'_>) -> Result<Value> {
     let tensors: Vec<Value> = [&model.tensors, &model.other_tensors]
         .into_iter()
         .flatten()
@@ -48,25 +48,40 @@ fn describe(model: &Model, path: &str) -> Value {
         json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
     };
     let programs = model.sources(SourceKind::Mlpackage).map(|source| json!(source.name)).collect::<Vec<_>>();
-    let layouts = layout::all().into_iter().map(|layout| {
-        let shown = match layout.expresses(model) {
-            Err(reason) => json!({"shown": false, "reason": reason}),
-            Ok(()) => {
-                let anchor = layout.anchors(&model.name, path).swap_remove(0);
-                json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
+    let mut layouts = Map::new();
+    for layout in layout::all() {
+        layouts.insert(layout.name().into(), place_in(layout, model, path));
+        for (variant, layout) in layout.variants() {
+            let mut place = place_in(*layout, model, &format!("{path}@{variant}"));
+            if place["shown"] == true
+                && let Some(overflow) = layout.overflow(model, files)?
+            {
+                let reason = format!("{overflow}; only a mount with --allow-overflow shows it");
+                place = json!({"shown": false, "reason": reason});
             }
-        };
-        (layout.name().to_owned(), shown)
-    });
-    json!({
+            layouts.insert(format!("{}@{variant}", layout.name()), place);
+        }
+    }
+    Ok(json!({
         "model": model.name.to_string(),
         "path": path,
         "sources": model.sources.iter().map(source).collect::<Vec<_>>(),
         "programs": programs,
-        "layouts": layouts.collect::<Map<_, _>>(),
+        "layouts": layouts,
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
         "tensors": tensors,
-    })
+    }))
+}
+
+/// Where a layout or variant shows the model, or why not.
+fn place_in(layout: &dyn Layout, model: &Model, path: &str) -> Value {
+    match layout.expresses(model) {
+        Err(reason) => json!({"shown": false, "reason": reason}),
+        Ok(()) => {
+            let anchor = layout.anchors(&model.name, path).swap_remove(0);
+            json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
+        }
+    }
 }
 
 fn text(model: &Value) -> String {

@@ -49,14 +49,14 @@ pub struct Fuse {
     /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
     listings: DashMap<u64, Arc<Listing>>,
     next_listing: AtomicU64,
-    complaints: Complaints,
+    complaints: Arc<Complaints>,
 }
 
 impl Fuse {
     /// Serves `vfs`, with every file owned by the user of this process.
     pub fn new(vfs: Arc<Vfs>) -> Fuse {
         let (listings, next_listing) = (DashMap::new(), AtomicU64::new(1));
-        Fuse { vfs, owner: sys::owner(), listings, next_listing, complaints: Complaints::default() }
+        Fuse { vfs, owner: sys::owner(), listings, next_listing, complaints: Arc::default() }
     }
 
     /// Runs one request. A panic is answered as damage: it would otherwise end the thread, and with the last the mount.
@@ -251,8 +251,25 @@ impl Filesystem for Fuse {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let size = size as usize;
+        if self.vfs.is_slow(ino.0) {
+            // The threads that serve requests must not all wait for one variant.
+            let (vfs, complaints) = (self.vfs.clone(), self.complaints.clone());
+            let work = move || {
+                let mut buffer = vec![0; size];
+                match vfs.read(ino.0, offset, &mut buffer) {
+                    Ok(len) => reply.data(&buffer[..len]),
+                    Err(error) => {
+                        complaints.log("read", ino.0, &error);
+                        reply.error(errno(&error));
+                    }
+                }
+            };
+            // Without a thread the reply goes down with the work, which the reader sees as an I/O error.
+            let _ = std::thread::Builder::new().spawn(work);
+            return;
+        }
         BUFFER.with_borrow_mut(|buffer| {
-            let size = size as usize;
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
