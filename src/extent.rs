@@ -304,6 +304,11 @@ impl ExtentMap {
 }
 
 impl Computed {
+    /// What must be known of the tensor: found out now unless it is kept.
+    pub fn survey(&self, blobs: &dyn Blobs) -> Result<Arc<[u8]>> {
+        BlobInput { blobs, computed: self }.survey()
+    }
+
     /// All that its bytes depend on, in words; inode numbers are made of it, so it never changes.
     fn key(&self) -> String {
         format!("{} at {} of {}, {} bytes", self.transform.name(), self.offset, self.digest.hex(), self.input_len)

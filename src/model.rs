@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::extent::ExtentMap;
+use crate::extent::{Computed, ExtentMap};
+use crate::transform::Transform;
 
 /// The host of names that give none.
 pub const DEFAULT_HOST: &str = "registry.ollama.ai";
@@ -142,6 +143,11 @@ impl Tensor {
     /// Appends the tensor's bytes to a map.
     pub fn push_to(&self, map: &mut ExtentMap) {
         map.push_blob(self.blob, self.blob_len, self.offset, self.len).expect("checked when the model was loaded");
+    }
+
+    /// The tensor as a transform's input.
+    pub fn computed(&self, transform: Transform) -> Computed {
+        Computed { transform, digest: self.blob, offset: self.offset, input_len: self.len }
     }
 }
 

@@ -60,6 +60,10 @@ pub struct FileBody {
     pub model: Arc<Found>,
     /// Index of its layout in [`layout::all`].
     pub layout: usize,
+    /// Index of its variant among those of the layout.
+    pub variant: Option<usize>,
+    /// Whether it is as stored because the variant does not compute it.
+    pub fallback: bool,
 }
 
 impl Node {
@@ -151,15 +155,24 @@ impl Entry {
     fn planned(&self, view: View) -> Result<Anchored> {
         let make = || {
             let layout = view.layout();
-            let model = self.model()?;
+            let (model, files) = (self.model()?, Files(self.store.blobs()));
             if !layout.shows_damaged() {
                 model.check_whole()?;
             }
-            let branches = layout.plan(&model, Files(self.store.blobs()))?;
+            if view.variant.is_some()
+                && !self.store.allows_overflow()
+                && let Some(reason) = layout.overflow(&model, files)?
+            {
+                let shown = view.anchors(&self.found.name, &self.path).swap_remove(0).path;
+                let reason = format!("{}/{shown}: {reason}; --allow-overflow shows it", layout.name());
+                tracing::warn!("{reason}");
+                return Err(Error::Refused(reason));
+            }
+            let branches = layout.plan(&model, files)?;
             let anchors = view.anchors(&self.found.name, &self.path);
             let nodes = anchors.into_iter().zip(branches).map(|(anchor, branch)| {
                 let path = format!("{}/{}", layout.name(), anchor.path);
-                Numbering::new(&branch, &self.found, view.layout).node(&path, &path, branch)
+                Numbering::new(&branch, &self.found, view).node(&path, &path, branch)
             });
             Ok(Arc::new(nodes.collect()))
         };
@@ -168,6 +181,26 @@ impl Entry {
         }
         let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
         once(&plan, make)
+    }
+
+    /// What stands at the anchors of one variant of a layout, by index.
+    pub fn variant_of(&self, layout: usize, variant: usize) -> Result<Arc<Vec<Arc<Node>>>> {
+        self.planned(View { layout, variant: Some(variant) })
+    }
+
+    /// What stands at the anchors of a variant, in every layout that has it and shows it.
+    pub fn variant(&self, name: &str) -> Result<Vec<Arc<Node>>> {
+        let mut nodes = Vec::new();
+        for (layout, base) in layout::all().into_iter().enumerate() {
+            let variants = base.variants().iter().enumerate().filter(|(_, (other, _))| *other == name);
+            for (variant, (_, shown)) in variants {
+                shown.expresses(&*self.model()?).map_err(|reason| {
+                    Error::Invalid(format!("{}/ does not show {}: {reason}", base.name(), self.found.name))
+                })?;
+                nodes.extend(self.planned(View { layout, variant: Some(variant) })?.iter().cloned());
+            }
+        }
+        Ok(nodes)
     }
 }
 
@@ -182,14 +215,14 @@ fn once<T>(cell: &Mutex<Option<Arc<T>>>, make: impl FnOnce() -> Result<Arc<T>>) 
 /// Gives the nodes of one anchor their numbers.
 struct Numbering<'a> {
     model: &'a Arc<Found>,
-    layout: usize,
+    view: View,
     /// How many files share a link and a content.
     links: HashMap<(&'static str, Digest), u32>,
 }
 
 impl<'a> Numbering<'a> {
-    fn new(branch: &Branch, model: &'a Arc<Found>, layout: usize) -> Self {
-        let mut numbering = Numbering { model, layout, links: HashMap::new() };
+    fn new(branch: &Branch, model: &'a Arc<Found>, view: View) -> Self {
+        let mut numbering = Numbering { model, view, links: HashMap::new() };
         numbering.count(branch);
         numbering
     }
@@ -213,7 +246,13 @@ impl<'a> Numbering<'a> {
                 let place = file.link.map_or(path.to_owned(), |link| format!("{anchor}\0{link}"));
                 let nlink = file.link.map_or(1, |link| self.links[&(link, fingerprint)]);
                 let ino = number(&["file", &place], &[fingerprint.as_bytes(), &time_bytes(file.mtime)]);
-                let body = FileBody { content: file.content, model: self.model.clone(), layout: self.layout };
+                let body = FileBody {
+                    content: file.content,
+                    model: self.model.clone(),
+                    layout: self.view.layout,
+                    variant: self.view.variant,
+                    fallback: file.fallback,
+                };
                 Node { ino, mtime: file.mtime, nlink, body: Body::File(body) }
             }
             Branch::Dir(children, mtime) => {
@@ -351,12 +390,13 @@ impl SkeletonDir {
                 SkeletonChild::Dir(dir) => (dir.ino(), Kind::Dir),
                 SkeletonChild::Anchor { entry, view, anchor, kind } => match entry.planned(*view) {
                     Ok(nodes) => (nodes[*anchor].ino, *kind),
+                    Err(Error::Refused(_)) => return None,
                     Err(_) => (number(&["damaged", &self.path, name], &[]), *kind),
                 },
             };
-            (name.as_str().into(), ino, kind)
+            Some((name.as_str().into(), ino, kind))
         };
-        let mut entries: Vec<(Box<str>, u64, Kind)> = self.children.iter().map(entry).collect();
+        let mut entries: Vec<(Box<str>, u64, Kind)> = self.children.iter().filter_map(entry).collect();
         if !self.shared.is_empty() {
             entries.extend(self.union()?.iter().map(|(name, node)| (name.clone(), node.ino, node.kind())));
             entries.sort_by(|a, b| a.0.cmp(&b.0));

@@ -12,6 +12,7 @@ mod import;
 mod ls;
 mod mount;
 mod output;
+mod prepare;
 mod rm;
 mod show;
 mod status;
@@ -70,6 +71,7 @@ enum Command {
     Cat(cat::CatArgs),
     Export(export::ExportArgs),
     Verify(verify::VerifyArgs),
+    Prepare(prepare::PrepareArgs),
     Rm(rm::RmArgs),
     Gc(gc::GcArgs),
     Umount(umount::UmountArgs),
@@ -91,8 +93,13 @@ pub fn main() -> ExitCode {
         None => {
             let args = cli.mount.expect("clap demands STORE and MOUNTPOINT where there is no command");
             let listed = listed(&args.variants);
-            mount::run(&args, |store| Ok(Arc::new(Vfs::listing(Arc::new(Store::open(store)?), &listed)?)))
-                .map(|()| ExitCode::SUCCESS)
+            mount::run(&args, |store| {
+                Ok(Arc::new(Vfs::listing(
+                    Arc::new(Store::open(store)?.allowing_overflow(args.allow_overflow)),
+                    &listed,
+                )?))
+            })
+            .map(|()| ExitCode::SUCCESS)
         }
     };
     outcome.unwrap_or_else(|error| {
@@ -128,6 +135,7 @@ impl Command {
             Command::Cat(args) => done(cat::run(&args)),
             Command::Export(args) => done(export::run(&args)),
             Command::Verify(args) => verify::run(&args),
+            Command::Prepare(args) => done(prepare::run(&args)),
             Command::Rm(args) => done(rm::run(&args)),
             Command::Gc(args) => done(gc::run(&args)),
             Command::Umount(args) => done(umount::run(&args)),

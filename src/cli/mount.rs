@@ -24,6 +24,9 @@ pub struct MountArgs {
     /// Let other users read the mount
     #[arg(long)]
     pub allow_other: bool,
+    /// Show fp16 variants also of models that have values beyond its range; these become infinite
+    #[arg(long)]
+    pub allow_overflow: bool,
     /// Threads that serve requests [default: one for each core, at least two]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
 use crate::error::{Error, Result};
-use crate::layout;
+use crate::layout::{self, Files, Layout};
 use crate::model::{Model, ModelName};
 use crate::tree::Tree;
 
@@ -48,11 +48,11 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         let path = variant.map_or(path.clone(), |variant| format!("{path}@{variant}"));
         return super::amb::show_model(store, &path, args.json);
     }
-    let description = describe(&model, &path, variant);
+    let description = describe(&model, &path, variant, Files(store.blobs()))?;
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
 
-fn describe(model: &Model, path: &str, variant: Option<&str>) -> Value {
+fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) -> Result<Value> {
     let tensors: Vec<Value> = [&model.tensors, &model.other_tensors]
         .into_iter()
         .flatten()
@@ -67,32 +67,43 @@ fn describe(model: &Model, path: &str, variant: Option<&str>) -> Value {
         json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
     };
     let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
-    let layouts = layout::all().into_iter().map(|base| {
-        let named = |variant| base.variants().iter().find(|(name, _)| *name == variant).map(|(_, layout)| *layout);
-        let (layout, path) = match variant {
-            Some(variant) => (named(variant), format!("{path}@{variant}")),
-            None => (Some(base), path.to_owned()),
-        };
-        let shown = match layout.map(|layout| (layout, layout.expresses(model))) {
-            None => json!({"shown": false, "reason": "it has no such variant"}),
-            Some((_, Err(reason))) => json!({"shown": false, "reason": reason}),
-            Some((layout, Ok(()))) => {
-                let anchor = layout.anchors(&model.name, &path).swap_remove(0);
-                json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
+    let mut layouts = Map::new();
+    for layout in layout::all() {
+        if variant.is_none() {
+            layouts.insert(layout.name().into(), place_in(layout, model, path));
+        }
+        for (name, layout) in layout.variants().iter().filter(|(name, _)| variant.is_none_or(|only| only == *name)) {
+            let mut place = place_in(*layout, model, &format!("{path}@{name}"));
+            if place["shown"] == true
+                && let Some(overflow) = layout.overflow(model, files)?
+            {
+                let reason = format!("{overflow}; only a mount with --allow-overflow shows it");
+                place = json!({"shown": false, "reason": reason});
             }
-        };
-        (base.name().to_owned(), shown)
-    });
-    json!({
+            layouts.insert(format!("{}@{name}", layout.name()), place);
+        }
+    }
+    Ok(json!({
         "model": model.name.to_string(),
         "path": path,
         "sources": model.sources.iter().map(source).collect::<Vec<_>>(),
         "programs": programs,
-        "layouts": layouts.collect::<Map<_, _>>(),
+        "layouts": layouts,
         "damaged": model.defects.iter().map(|defect| defect.what.as_str()).collect::<Vec<_>>(),
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
         "tensors": tensors,
-    })
+    }))
+}
+
+/// Where a layout or variant shows the model, or why not.
+fn place_in(layout: &dyn Layout, model: &Model, path: &str) -> Value {
+    match layout.expresses(model) {
+        Err(reason) => json!({"shown": false, "reason": reason}),
+        Ok(()) => {
+            let anchor = layout.anchors(&model.name, path).swap_remove(0);
+            json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
+        }
+    }
 }
 
 fn text(model: &Value) -> String {

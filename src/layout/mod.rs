@@ -47,6 +47,11 @@ pub trait Layout: Send + Sync {
         &[]
     }
 
+    /// The values that would become infinite if it showed the model, in words; finding out may read all tensors.
+    fn overflow(&self, _model: &Model, _files: Files<'_>) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Its variants by name: each a layout whose models stand at `path@name`.
     fn variants(&self) -> &'static [(&'static str, &'static dyn Layout)] {
         &[]
@@ -91,12 +96,14 @@ pub struct VirtualFile {
     pub mtime: SystemTime,
     /// Files of one model and layout with the same link and content are one inode, with the time of the first.
     pub link: Option<&'static str>,
+    /// Whether it is as stored because the variant does not compute it.
+    pub fallback: bool,
 }
 
 impl VirtualFile {
     /// A file with an inode of its own.
     pub fn new(content: ExtentMap, mtime: SystemTime) -> VirtualFile {
-        VirtualFile { content: Arc::new(content), mtime, link: None }
+        VirtualFile { content: Arc::new(content), mtime, link: None, fallback: false }
     }
 }
 
@@ -186,7 +193,7 @@ pub fn all() -> [&'static dyn Layout; COUNT] {
     [
         &amb::AMB,
         &coreml::CoreMl,
-        &gds_export::GdsExport,
+        &gds_export::GDS_EXPORT,
         &ollama::Ollama::Today,
         &ollama::Ollama::Seed,
         &original::Original,

@@ -39,6 +39,7 @@ pub struct Store {
     blobs: BlobFiles,
     /// What was passed over below `manifests/`, each logged once.
     ignored: Mutex<HashSet<PathBuf>>,
+    allow_overflow: bool,
 }
 
 /// A manifest found in the store, not yet read.
@@ -71,7 +72,7 @@ impl Store {
         }
         let root = root.canonicalize().at(root)?;
         let blobs = BlobFiles::new(root.join("blobs"), root.join(".wmount/memo"));
-        Ok(Store { blobs, root, ignored: Mutex::default() })
+        Ok(Store { blobs, root, ignored: Mutex::default(), allow_overflow: false })
     }
 
     /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was
@@ -96,6 +97,16 @@ impl Store {
             }
         }
         Store::open(root)
+    }
+
+    /// Whether variants are shown whose casts make finite values infinite.
+    pub fn allowing_overflow(self, allow: bool) -> Store {
+        Store { allow_overflow: allow, ..self }
+    }
+
+    /// Whether such variants are shown.
+    pub fn allows_overflow(&self) -> bool {
+        self.allow_overflow
     }
 
     /// The store's directory.

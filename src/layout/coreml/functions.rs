@@ -85,7 +85,7 @@ pub(super) fn branch(parts: &[(&Package<'_>, String, Changes)]) -> Option<Branch
     branch.put("Manifest.json", VirtualFile::new(ExtentMap::from_bytes(manifest), mtime));
     branch.put(&format!("Data/{MODEL_PATH}"), VirtualFile::new(model, mtime));
     for (name, (content, mtime)) in weights {
-        branch.put(&format!("Data/{WEIGHTS_PATH}/{name}"), VirtualFile { content, mtime, link: None });
+        branch.put(&format!("Data/{WEIGHTS_PATH}/{name}"), VirtualFile { content, mtime, link: None, fallback: false });
     }
     Some(branch)
 }

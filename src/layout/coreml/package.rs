@@ -79,6 +79,7 @@ impl<'a> Package<'a> {
                 content: content.clone(),
                 mtime: *mtime,
                 link: None,
+                fallback: false,
             });
             replace(&mut branch, &format!("{}/{name}", self.weights_dir), file);
         }
