@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::extent::{Blobs, ExtentMap};
 use crate::model::{Model, ModelName, SmallFile, Source};
 
+pub use coreml::{Shape, Unshared, shapes};
+
 /// A view of models.
 pub trait Layout: Send + Sync {
     /// Its directory below the mountpoint.

@@ -6,6 +6,7 @@ import resource
 import shutil
 import struct
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import models as made
 import readers
 from coreml_models import read_spec
 from coreml_values import constants, each_value
-from harness import BINARY, Mount, Store, digest
+from harness import BINARY, REPOSITORY, Mount, Store, digest
 
 SHARED = ["places-s8", "swapped", "order-1", "order-2", "order-3", "head", "plain-s8", "unicode", "stranger"]
 GROUPS = {
@@ -202,6 +203,33 @@ def test_all_shapes_are_functions_of_one_package(zoo, model):
 
 def test_packages_that_share_no_file_have_no_common_package(zoo):
     assert "all.mlpackage" not in os.listdir(zoo.mount / "coreml/shared/latest")
+
+
+def test_show_tells_the_shapes_and_what_they_do_not_share(zoo):
+    shapes = {shape["name"]: shape for shape in zoo.store.json("show", "shared")["shapes"]}
+    assert len(shapes) == len(SHARED)
+    first = shapes["order-2.mlpackage"]
+    assert first["inputs"] == [{"name": "x", "dtype": "F32", "shape": [16, coreml_models.WIDTH]}]
+    assert first["outputs"][0]["shape"] == [16, coreml_models.WIDTH]
+    why = {name: {c["name"]: c["why"] for c in shape["unshared"]} for name, shape in shapes.items()}
+    assert why["order-2.mlpackage"] == {"placed_y_0": "[8, 64] in places-s8.mlpackage"}
+    assert why["places-s8.mlpackage"] == {}
+    assert why["head.mlpackage"]["head_weight_0"] == "no other package has one of this name"
+    assert why["stranger.mlpackage"]["linear_0_weight_0"] == "other values in places-s8.mlpackage"
+    assert "order-2.mlpackage: placed_y_0" in zoo.store.run("show", "shared").stdout.decode()
+
+
+def test_nine_shapes_load_at_once(zoo, store, tmp_path):
+    """The example that loads them in nine processes."""
+    for index in range(9):
+        package = tmp_path / f"s{index}.mlpackage"
+        shutil.copytree(zoo.sources[f"places-s{8 << index % 3}"], package)
+        store.add(package, name="nine")
+    with Mount(store, tmp_path / "mnt") as mount:
+        command = [sys.executable, REPOSITORY / "examples/load_shapes.py", mount / "coreml/nine/latest"]
+        done = subprocess.run(command, capture_output=True, timeout=300)
+    lines = done.stdout.decode().splitlines()
+    assert done.returncode == 0 and len(lines) == 10 and lines[-1].startswith("9 shapes at once"), done.stderr.decode()
 
 
 def test_a_tenth_shape_costs_its_graph(zoo):

@@ -9,6 +9,7 @@ use buffa::DecodeError;
 use crate::dtype::Dtype;
 use crate::error::Fault;
 
+mod features;
 mod multifunction;
 mod outline;
 mod patches;
@@ -18,6 +19,7 @@ mod wire;
 #[cfg(test)]
 pub(crate) mod decoded;
 
+pub use features::{Feature, features};
 pub use multifunction::{Described, described, multifunction};
 pub use outline::{FunctionRange, Inline, Outline, outline};
 pub use patches::{Patches, Place};

@@ -4,6 +4,7 @@
 //! each blob once, and the programs are pointed at it; inline tensors that the store holds as blobs are in it too. What is
 //! shown for a package depends on it and on the packages imported before, and no blob moves when another one joins.
 
+mod describe;
 mod functions;
 mod package;
 mod shared;
@@ -18,6 +19,7 @@ use crate::error::{Fault, Result};
 use crate::extent::{Blobs, ExtentMap};
 use crate::format::{Bytes, past_the_end};
 use crate::model::{Model, ModelName, Source, SourceKind};
+pub use describe::{Shape, Unshared, shapes};
 use package::Package;
 
 pub(super) struct CoreMl;
@@ -118,3 +120,6 @@ impl Bytes for MapBytes<'_> {
         Ok(Cow::Owned(bytes))
     }
 }
+
+#[cfg(test)]
+mod tests;

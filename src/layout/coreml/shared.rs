@@ -27,11 +27,11 @@ const COMMON: u64 = 10;
 const WEIGHT_FILE: &str = "weight.bin";
 
 /// What makes two blobs the same: type, size, padding bits and where the data is stored.
-type Key = (Dtype, u64, u64, Digest);
+pub(super) type Key = (Dtype, u64, u64, Digest);
 
 /// A blob that a program needs.
-struct Needed {
-    key: Key,
+pub(super) struct Needed {
+    pub key: Key,
     data: ExtentMap,
     /// The file and offset where the program has it, if that is in a file.
     at: Option<(String, u64)>,
@@ -44,9 +44,9 @@ impl Needed {
 }
 
 /// A program and the blobs that it needs: those of its references and then those of its inline tensors.
-struct Program {
-    outline: Outline,
-    needed: Vec<Option<Needed>>,
+pub(super) struct Program {
+    pub outline: Outline,
+    pub needed: Vec<Option<Needed>>,
 }
 
 /// A weight file as it grows.
@@ -127,7 +127,7 @@ impl Program {
         Function::new(&self.outline, patches, map, &MapBytes { map, blobs: files.0 })
     }
 
-    fn read(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
+    pub fn read(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
         let map = &package.program.content;
         let blobs: HashSet<(u64, u64)> = map
             .extents()
