@@ -391,6 +391,27 @@ def test_a_pipeline_has_its_files(zoo):
     assert sorted(os.listdir(weights_of(shown))) == ["0-weight.bin", "1-weight.bin"]
 
 
+def test_packages_of_go_coreml(store, tmp_path):
+    """go-coreml's own serializer puts every weight into the program: shown as packages with one weight file."""
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed: go-coreml's packages are not tested")
+    here = Path(__file__).parent / "gocoreml"
+    subprocess.run(["go", "run", ".", tmp_path], cwd=here, check=True, capture_output=True, timeout=600)
+    packages = sorted(tmp_path.glob("*.mlpackage"))
+    assert len(packages) == 3
+    first, *others = [store.add(package, name="go") for package in packages]
+    assert first["added"]["tensors"] == 12
+    assert {report["added"]["tensors"] for report in others} == {0}
+    with Mount(store, tmp_path / "mnt") as mount:
+        shown = [mount / "coreml/go/latest" / package.name for package in packages]
+        for source, package in zip(packages, shown):
+            assert values(package) == constants(read_spec(source), tmp_path)
+            assert len(readers.milblob(made.weight_bin(package))) == 12
+            assert manifest_items(package)["weights"] == "com.apple.CoreML/weights"
+            assert digest(mount / "original/go/latest" / source.name / made.PACKAGE / "model.mlmodel") == digest(source / made.PACKAGE / "model.mlmodel")
+        assert len({made.weight_bin(package).stat().st_ino for package in shown}) == 1
+
+
 # --- Bad input: a named error at import, nothing stored. ---
 
 

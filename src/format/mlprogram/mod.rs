@@ -21,7 +21,7 @@ pub(crate) mod decoded;
 
 pub use features::{Feature, features};
 pub use multifunction::{Described, described, multifunction};
-pub use outline::{FunctionRange, Inline, Outline, outline};
+pub use outline::{FunctionRange, Inline, Outline, outline, surface};
 pub use patches::{Patches, Place};
 
 #[allow(missing_docs, dead_code, unused_imports, clippy::all, clippy::unwrap_used)]

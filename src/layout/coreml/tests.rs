@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::super::VirtualFile;
 use super::*;
+use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::Error;
 use crate::extent::ExtentBytes;
@@ -101,7 +103,7 @@ fn shown(sources: &[Source], blobs: &Sparse) -> BTreeMap<String, (VirtualFile, V
     let mut all = BTreeMap::new();
     for package in &packages {
         let mut branch = package.branch(&planned.remove(&package.source.name).unwrap_or_default());
-        link_weights(&mut branch, false, &mut HashMap::new());
+        link_weights(&mut branch, false, &mut Vec::new());
         let mut file = |path: &str| match branch.place(path) {
             Some(Branch::File(file)) => file.clone(),
             _ => panic!("{path} is no file"),
