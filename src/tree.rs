@@ -218,11 +218,13 @@ struct Numbering<'a> {
     view: View,
     /// How many files share a link and a content.
     links: HashMap<(&'static str, Digest), u32>,
+    /// Fingerprints of maps that several files have.
+    fingerprints: HashMap<*const ExtentMap, Digest>,
 }
 
 impl<'a> Numbering<'a> {
     fn new(branch: &Branch, model: &'a Arc<Found>, view: View) -> Self {
-        let mut numbering = Numbering { model, view, links: HashMap::new() };
+        let mut numbering = Numbering { model, view, links: HashMap::new(), fingerprints: HashMap::new() };
         numbering.count(branch);
         numbering
     }
@@ -232,7 +234,9 @@ impl<'a> Numbering<'a> {
             Branch::Dir(children, _) => children.values().for_each(|child| self.count(child)),
             Branch::File(file) => {
                 if let Some(link) = file.link {
-                    *self.links.entry((link, file.content.fingerprint())).or_default() += 1;
+                    let known = self.fingerprints.entry(Arc::as_ptr(&file.content));
+                    let fingerprint = *known.or_insert_with(|| file.content.fingerprint());
+                    *self.links.entry((link, fingerprint)).or_default() += 1;
                 }
             }
         }
@@ -242,7 +246,8 @@ impl<'a> Numbering<'a> {
     fn node(&self, anchor: &str, path: &str, branch: Branch) -> Arc<Node> {
         let node = match branch {
             Branch::File(file) => {
-                let fingerprint = file.content.fingerprint();
+                let known = self.fingerprints.get(&Arc::as_ptr(&file.content)).copied();
+                let fingerprint = known.unwrap_or_else(|| file.content.fingerprint());
                 let place = file.link.map_or(path.to_owned(), |link| format!("{anchor}\0{link}"));
                 let nlink = file.link.map_or(1, |link| self.links[&(link, fingerprint)]);
                 let ino = number(&["file", &place], &[fingerprint.as_bytes(), &time_bytes(file.mtime)]);

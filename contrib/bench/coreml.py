@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import BINARY, Mounted, Table, command, drop_caches, read_pread, seconds
 
 INSIDE = Path("Data/com.apple.CoreML")
-SHAPES = [batch * length for batch in (1, 4, 16) for length in (32, 128, 512)]
+SHAPES = (8, 16, 32, 64, 128, 256, 384, 512, 1024)
 WIDTH = 2048
 
 

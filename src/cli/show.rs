@@ -48,7 +48,9 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         let path = variant.map_or(path.clone(), |variant| format!("{path}@{variant}"));
         return super::amb::show_model(store, &path, args.json);
     }
-    let description = describe(&model, &path, variant, Files(store.blobs()))?;
+    let files = Files(store.blobs());
+    let mut description = describe(&model, &path, variant, files)?;
+    description["shapes"] = json!(layout::shapes(&model, files));
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
 
@@ -127,6 +129,7 @@ fn text(model: &Value) -> String {
         vec![name.clone(), place]
     });
     text += &indent(layouts.collect(), &[]);
+    text += &shapes(&list("shapes"));
     text += "\nfiles\n";
     text += &indent(list("files").iter().map(|file| vec![word(&file["name"]), bytes(file)]).collect(), &[1]);
     text += "\ntensors\n";
@@ -134,4 +137,40 @@ fn text(model: &Value) -> String {
         .into_iter()
         .map(|tensor| vec![word(&tensor["name"]), word(&tensor["dtype"]), tensor["shape"].to_string(), bytes(&tensor)]);
     text + &indent(tensors.collect(), &[3])
+}
+
+/// The shapes of the model's packages, and what they do not share.
+fn shapes(shapes: &[Value]) -> String {
+    if shapes.is_empty() {
+        return String::new();
+    }
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
+    let features = |features: &Value| {
+        let one = |feature: &Value| {
+            let sizes: Vec<String> = list(&feature["shape"]).iter().map(ToString::to_string).collect();
+            format!("{} {}[{}]", word(&feature["name"]), word(&feature["dtype"]), sizes.join(", "))
+        };
+        list(features).iter().map(one).collect::<Vec<_>>().join(", ")
+    };
+    let (mut rows, mut alone) = (Vec::new(), Vec::new());
+    for shape in shapes {
+        let sizes = format!("{} + {}", bytes(&shape["program_bytes"]), bytes(&shape["weight_bytes"]));
+        let flow = match shape["damaged"].as_str() {
+            Some(why) => format!("damaged: {why}"),
+            None => format!("{} -> {}", features(&shape["inputs"]), features(&shape["outputs"])),
+        };
+        rows.push(vec![format!("  {}", word(&shape["name"])), sizes, flow]);
+        for constant in list(&shape["unshared"]) {
+            let name = format!("  {}: {}", word(&shape["name"]), word(&constant["name"]));
+            let ty = format!("{} {}", word(&constant["dtype"]), constant["shape"]);
+            alone.push(vec![name, ty, bytes(&constant["bytes"]), word(&constant["why"])]);
+        }
+    }
+    let mut text = format!("\nshapes\n{}", table(&rows, &[1]));
+    if !alone.is_empty() {
+        text += &format!("\nnot shared\n{}", table(&alone, &[2]));
+    }
+    text
 }

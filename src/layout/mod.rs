@@ -21,6 +21,8 @@ use crate::extent::{Blobs, ExtentMap};
 use crate::format::{Bytes, past_the_end};
 use crate::model::{Model, ModelName, SmallFile, Source};
 
+pub use coreml::{Shape, Unshared, shapes};
+
 /// A view of models.
 pub trait Layout: Send + Sync {
     /// Its directory below the mountpoint.

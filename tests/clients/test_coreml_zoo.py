@@ -6,6 +6,7 @@ import resource
 import shutil
 import struct
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import models as made
 import readers
 from coreml_models import read_spec
 from coreml_values import constants, each_value
-from harness import BINARY, Mount, Store, digest
+from harness import BINARY, REPOSITORY, Mount, Store, digest
 
 SHARED = ["places-s8", "swapped", "order-1", "order-2", "order-3", "head", "plain-s8", "unicode", "stranger"]
 GROUPS = {
@@ -204,6 +205,33 @@ def test_packages_that_share_no_file_have_no_common_package(zoo):
     assert "all.mlpackage" not in os.listdir(zoo.mount / "coreml/shared/latest")
 
 
+def test_show_tells_the_shapes_and_what_they_do_not_share(zoo):
+    shapes = {shape["name"]: shape for shape in zoo.store.json("show", "shared")["shapes"]}
+    assert len(shapes) == len(SHARED)
+    first = shapes["order-2.mlpackage"]
+    assert first["inputs"] == [{"name": "x", "dtype": "F32", "shape": [16, coreml_models.WIDTH]}]
+    assert first["outputs"][0]["shape"] == [16, coreml_models.WIDTH]
+    why = {name: {c["name"]: c["why"] for c in shape["unshared"]} for name, shape in shapes.items()}
+    assert why["order-2.mlpackage"] == {"placed_y_0": "[8, 64] in places-s8.mlpackage"}
+    assert why["places-s8.mlpackage"] == {}
+    assert why["head.mlpackage"]["head_weight_0"] == "no other package has one of this name"
+    assert why["stranger.mlpackage"]["linear_0_weight_0"] == "other values in places-s8.mlpackage"
+    assert "order-2.mlpackage: placed_y_0" in zoo.store.run("show", "shared").stdout.decode()
+
+
+def test_nine_shapes_load_at_once(zoo, store, tmp_path):
+    """The example that loads them in nine processes."""
+    for index in range(9):
+        package = tmp_path / f"s{index}.mlpackage"
+        shutil.copytree(zoo.sources[f"places-s{8 << index % 3}"], package)
+        store.add(package, name="nine")
+    with Mount(store, tmp_path / "mnt") as mount:
+        command = [sys.executable, REPOSITORY / "examples/load_shapes.py", mount / "coreml/nine/latest"]
+        done = subprocess.run(command, capture_output=True, timeout=300)
+    lines = done.stdout.decode().splitlines()
+    assert done.returncode == 0 and len(lines) == 10 and lines[-1].startswith("9 shapes at once"), done.stderr.decode()
+
+
 def test_a_tenth_shape_costs_its_graph(zoo):
     """Shapes of the same weights add a program and a recipe, no tensor."""
     report = zoo.store.add(zoo.sources["plain-s16"], name="another")
@@ -361,6 +389,27 @@ def test_neural_networks_are_kept_whole(zoo):
 def test_a_pipeline_has_its_files(zoo):
     shown = zoo.shown("pipeline", "pipeline")
     assert sorted(os.listdir(weights_of(shown))) == ["0-weight.bin", "1-weight.bin"]
+
+
+def test_packages_of_go_coreml(store, tmp_path):
+    """go-coreml's own serializer puts every weight into the program: shown as packages with one weight file."""
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed: go-coreml's packages are not tested")
+    here = Path(__file__).parent / "gocoreml"
+    subprocess.run(["go", "run", ".", tmp_path], cwd=here, check=True, capture_output=True, timeout=600)
+    packages = sorted(tmp_path.glob("*.mlpackage"))
+    assert len(packages) == 3
+    first, *others = [store.add(package, name="go") for package in packages]
+    assert first["added"]["tensors"] == 12
+    assert {report["added"]["tensors"] for report in others} == {0}
+    with Mount(store, tmp_path / "mnt") as mount:
+        shown = [mount / "coreml/go/latest" / package.name for package in packages]
+        for source, package in zip(packages, shown):
+            assert values(package) == constants(read_spec(source), tmp_path)
+            assert len(readers.milblob(made.weight_bin(package))) == 12
+            assert manifest_items(package)["weights"] == "com.apple.CoreML/weights"
+            assert digest(mount / "original/go/latest" / source.name / made.PACKAGE / "model.mlmodel") == digest(source / made.PACKAGE / "model.mlmodel")
+        assert len({made.weight_bin(package).stat().st_ino for package in shown}) == 1
 
 
 # --- Bad input: a named error at import, nothing stored. ---

@@ -9,6 +9,7 @@ use buffa::DecodeError;
 use crate::dtype::Dtype;
 use crate::error::Fault;
 
+mod features;
 mod multifunction;
 mod outline;
 mod patches;
@@ -18,8 +19,9 @@ mod wire;
 #[cfg(test)]
 pub(crate) mod decoded;
 
+pub use features::{Feature, features};
 pub use multifunction::{Described, described, multifunction};
-pub use outline::{FunctionRange, Inline, Outline, outline};
+pub use outline::{FunctionRange, Inline, Outline, outline, surface};
 pub use patches::{Patches, Place};
 
 #[allow(missing_docs, dead_code, unused_imports, clippy::all, clippy::unwrap_used)]

@@ -107,6 +107,15 @@ pub struct Outline {
 ///
 /// References come in the order of the program's operations; functions, inputs and attributes by name.
 pub fn outline(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bool) -> Result<Outline, Fault> {
+    walk(bytes, wanted, false)
+}
+
+/// The same without a look into the functions: no references and no inline tensors, in no time.
+pub fn surface(bytes: &(impl Bytes + ?Sized)) -> Result<Outline, Fault> {
+    walk(bytes, &|_| false, true)
+}
+
+fn walk(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bool, shallow: bool) -> Result<Outline, Fault> {
     let found = Outline {
         kind: Kind::Other,
         specification_version: 0,
@@ -119,6 +128,7 @@ pub fn outline(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bo
         records: Vec::new(),
     };
     let mut walk = Walk::new(bytes, wanted, found);
+    walk.shallow = shallow;
     walk.model(0..bytes.len())?;
     if walk.found.specification_version < 1 {
         return Err(Fault::new(0, "no Core ML model: it has no specification version"));

@@ -27,6 +27,8 @@ pub(super) struct Walk<'a, B: ?Sized> {
     /// Bytes of all names found.
     names: usize,
     pub held: usize,
+    /// Whether the functions are only listed.
+    pub shallow: bool,
 }
 
 /// An entry of a map: key, entry and value.
@@ -34,7 +36,16 @@ type Entry = (String, Field, Option<Field>);
 
 impl<'a, B: Bytes + ?Sized> Walk<'a, B> {
     pub fn new(bytes: &'a B, wanted: &'a dyn Fn(&Range<u64>) -> bool, found: Outline) -> Self {
-        Walk { wire: Wire::new(bytes), wanted, found, within: Vec::new(), name: String::new(), names: 0, held: 0 }
+        Walk {
+            wire: Wire::new(bytes),
+            wanted,
+            found,
+            within: Vec::new(),
+            name: String::new(),
+            names: 0,
+            held: 0,
+            shallow: false,
+        }
     }
 
     pub(super) fn each(
@@ -198,6 +209,9 @@ impl<'a, B: Bytes + ?Sized> Walk<'a, B> {
             if is_whole {
                 let range = function.bytes()?.range();
                 self.found.functions.push(FunctionRange { name: name.clone(), range });
+            }
+            if self.shallow {
+                continue;
             }
             let visit = |walk: &mut Self| {
                 walk.inside(entry, |walk, _| walk.inside(function, |walk, range| walk.function(range)))

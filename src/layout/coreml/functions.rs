@@ -19,9 +19,6 @@ use crate::format::mlprogram::{Described, Kind, Outline, Patches, described, mul
 /// What the package is called.
 pub(super) const NAME: &str = "all.mlpackage";
 
-/// The largest program that is made a function: reading it must not keep anybody waiting.
-const MOST: u64 = 32 << 20;
-
 /// A package's only function.
 pub(super) struct Function {
     body: ExtentMap,
@@ -39,13 +36,11 @@ impl Function {
     ) -> Result<Option<Function>, Fault> {
         let description: Range<u64> = outline.description.clone().unwrap_or(0..0);
         match &outline.functions[..] {
-            [main] if outline.kind == Kind::MlProgram && main.name == "main" && map.size() <= MOST => {
-                Ok(Some(Function {
-                    body: patches.apply(map, main.range.clone()),
-                    description: described(bytes, description)?,
-                    specification_version: outline.specification_version,
-                }))
-            }
+            [main] if outline.kind == Kind::MlProgram && main.name == "main" => Ok(Some(Function {
+                body: patches.apply(map, main.range.clone()),
+                description: described(bytes, description)?,
+                specification_version: outline.specification_version,
+            })),
             _ => Ok(None),
         }
     }

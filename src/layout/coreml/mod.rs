@@ -4,20 +4,22 @@
 //! each blob once, and the programs are pointed at it; inline tensors that the store holds as blobs are in it too. What is
 //! shown for a package depends on it and on the packages imported before, and no blob moves when another one joins.
 
+mod describe;
 mod functions;
 mod package;
 mod shared;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{Anchor, Branch, Files, Layout, model_dir, source_branch};
-use crate::digest::Digest;
 use crate::error::{Fault, Result};
 use crate::extent::{Blobs, ExtentMap};
 use crate::format::{Bytes, past_the_end};
 use crate::model::{Model, ModelName, Source, SourceKind};
+pub use describe::{Shape, Unshared, shapes};
 use package::Package;
 
 pub(super) struct CoreMl;
@@ -43,7 +45,7 @@ impl Layout for CoreMl {
         let packages: Vec<Package<'_>> = model.programs().filter_map(|source| Package::find(source, files)).collect();
         let mut planned = shared::plan(&packages, files);
         let mut branch = Branch::dir();
-        let mut times = HashMap::new();
+        let mut times = Vec::new();
         let mut put = |name: &str, mut shown: Branch| {
             link_weights(&mut shown, false, &mut times);
             if let Some(place) = branch.place(name) {
@@ -83,17 +85,20 @@ fn shown_names(model: &Model) -> BTreeMap<&str, String> {
     names
 }
 
-/// Lets the files of every `weights` directory be shared among the packages: equal content has the time of the package
-/// that was imported first, which a package that joins the model later does not change.
-fn link_weights(branch: &mut Branch, in_weights: bool, times: &mut HashMap<Digest, SystemTime>) {
+/// Lets the files of every `weights` directory be shared among the packages: equal content is one map and has the time of
+/// the package that was imported first, which a package that joins the model later does not change.
+fn link_weights(branch: &mut Branch, in_weights: bool, seen: &mut Vec<(Arc<ExtentMap>, SystemTime)>) {
     match branch {
         Branch::File(file) if in_weights => {
             file.link = Some("weights");
-            file.mtime = *times.entry(file.content.fingerprint()).or_insert(file.mtime);
+            match seen.iter().find(|(content, _)| Arc::ptr_eq(content, &file.content) || *content == file.content) {
+                Some((content, mtime)) => (file.content, file.mtime) = (content.clone(), *mtime),
+                None => seen.push((file.content.clone(), file.mtime)),
+            }
         }
         Branch::File(_) => {}
         Branch::Dir(children, _) => {
-            children.iter_mut().for_each(|(name, child)| link_weights(child, in_weights || name == "weights", times));
+            children.iter_mut().for_each(|(name, child)| link_weights(child, in_weights || name == "weights", seen));
         }
     }
 }
@@ -118,3 +123,6 @@ impl Bytes for MapBytes<'_> {
         Ok(Cow::Owned(bytes))
     }
 }
+
+#[cfg(test)]
+mod tests;

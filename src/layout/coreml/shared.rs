@@ -17,7 +17,7 @@ use crate::dtype::Dtype;
 use crate::error::Fault;
 use crate::extent::{ExtentBytes, ExtentMap};
 use crate::format::milblob::{self, Blob, UNIT};
-use crate::format::mlprogram::{Inline, Outline, Patches, Place, outline, weight_file};
+use crate::format::mlprogram::{Inline, Outline, Patches, Place, outline, surface, weight_file};
 
 /// Packages with so small a part of their bytes in common, one in this many, keep files of their own: whoever copies or
 /// compiles one of them would have to carry the other's weights too.
@@ -27,11 +27,11 @@ const COMMON: u64 = 10;
 const WEIGHT_FILE: &str = "weight.bin";
 
 /// What makes two blobs the same: type, size, padding bits and where the data is stored.
-type Key = (Dtype, u64, u64, Digest);
+pub(super) type Key = (Dtype, u64, u64, Digest);
 
 /// A blob that a program needs.
-struct Needed {
-    key: Key,
+pub(super) struct Needed {
+    pub key: Key,
     data: ExtentMap,
     /// The file and offset where the program has it, if that is in a file.
     at: Option<(String, u64)>,
@@ -44,9 +44,9 @@ impl Needed {
 }
 
 /// A program and the blobs that it needs: those of its references and then those of its inline tensors.
-struct Program {
-    outline: Outline,
-    needed: Vec<Option<Needed>>,
+pub(super) struct Program {
+    pub outline: Outline,
+    pub needed: Vec<Option<Needed>>,
 }
 
 /// A weight file as it grows.
@@ -74,14 +74,10 @@ struct Group<'a> {
 /// Whether any package cannot be shown as it was imported: its weight files are not those of the others, or it has
 /// tensors in its program.
 fn differ(packages: &[Package<'_>]) -> bool {
-    let mut seen: HashMap<&str, Digest> = HashMap::new();
+    let mut seen: HashMap<&str, &ExtentMap> = HashMap::new();
     packages.iter().any(|package| {
         let is_cut = package.program.content.extents().nth(1).is_some();
-        is_cut
-            || package.weights.iter().any(|(name, file)| {
-                let fingerprint = file.content.fingerprint();
-                *seen.entry(name).or_insert(fingerprint) != fingerprint
-            })
+        is_cut || package.weights.iter().any(|(name, file)| *seen.entry(name).or_insert(&file.content) != &file.content)
     })
 }
 
@@ -119,7 +115,7 @@ impl Program {
     /// The program of a package whose weights need no look at.
     fn read_alone(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
         let bytes = MapBytes { map: &package.program.content, blobs: files.0 };
-        Ok(Program { outline: outline(&bytes, &|_| false)?, needed: Vec::new() })
+        Ok(Program { outline: surface(&bytes)?, needed: Vec::new() })
     }
 
     fn function(&self, package: &Package<'_>, patches: &Patches, files: Files<'_>) -> Result<Option<Function>, Fault> {
@@ -127,7 +123,7 @@ impl Program {
         Function::new(&self.outline, patches, map, &MapBytes { map, blobs: files.0 })
     }
 
-    fn read(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
+    pub fn read(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
         let map = &package.program.content;
         let blobs: HashSet<(u64, u64)> = map
             .extents()
