@@ -13,7 +13,7 @@ use super::fuse::Fuse;
 use super::mounts::{self, Mounted};
 use super::readpath::Mode;
 use super::watch::Watch;
-use super::{checks, sys, unmount};
+use super::{checks, readpath, sys, unmount};
 use crate::error::{AtPath, Error, Result};
 use crate::vfs::Vfs;
 
@@ -52,6 +52,7 @@ impl Session {
         let fuse = Fuse::new(Arc::clone(&vfs), options.read);
         let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
         let serving = serve(session).at(&mountpoint)?;
+        readpath::read_ahead(&vfs, &mountpoint);
         let place = Place::of(mountpoint)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
         Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving) })
