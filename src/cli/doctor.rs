@@ -17,6 +17,8 @@ const DIRECT_MAPS: (u32, u32) = (6, 6);
 const READ_AHEAD_KB: u64 = 1024;
 /// What is advised: more gave nothing.
 const ADVISED_KB: u64 = 4096;
+/// The kernel's own limit. More gave nothing to reads and slowed maps.
+const REQUEST_PAGES: u64 = 256;
 
 /// Say what this machine leaves on the table, and the command that takes it up; changes nothing
 #[derive(Debug, clap::Args)]
@@ -67,6 +69,7 @@ fn findings(machine: &Machine) -> Vec<Finding> {
         findings.extend([helper(machine), allow_other(machine)]);
     }
     findings.extend([kernel(machine), rights(machine)]);
+    findings.extend(machine.max_pages.map(request));
     findings.extend(machine.mounts.iter().flat_map(|mount| [read_ahead(mount), passthrough(mount)]).flatten());
     findings
 }
@@ -131,6 +134,15 @@ fn rights(machine: &Machine) -> Finding {
     }
     let why = "only a mount made by root lets the kernel read files that are one blob (ollama, GGUF) by itself";
     bad(State::Better, "this user lacks CAP_SYS_ADMIN", why, "sudo wmount --allow-other STORE MOUNTPOINT")
+}
+
+fn request(pages: u64) -> Finding {
+    let what = format!("a request can have {pages} pages");
+    if pages >= REQUEST_PAGES {
+        return good(what);
+    }
+    let command = format!("echo {REQUEST_PAGES} | sudo tee /proc/sys/fs/fuse/max_pages_limit");
+    bad(State::Better, what, "every request costs as much as copying 100 KiB", command)
 }
 
 fn read_ahead(mount: &MountFacts) -> Option<Finding> {
@@ -211,6 +223,7 @@ mod tests {
             (Machine { device: Err(io::ErrorKind::PermissionDenied), ..perfect() }, "chmod 666 /dev/fuse"),
             (Machine { helper: false, ..perfect() }, "install fuse3"),
             (Machine { allow_other: false, ..perfect() }, "user_allow_other"),
+            (Machine { max_pages: Some(32), ..perfect() }, "max_pages_limit"),
             (Machine { mounts: vec![mount], ..perfect() }, "tee /sys/class/bdi/0:51/read_ahead_kb"),
         ];
         for (machine, word) in cases {

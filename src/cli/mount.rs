@@ -24,7 +24,7 @@ pub struct MountArgs {
     /// Let other users read the mount
     #[arg(long)]
     pub allow_other: bool,
-    /// Threads that serve requests [default: one for each core, at least two]
+    /// Threads that serve requests [default: one for each core, at least four]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// How files are read: auto, cache (all through the page cache), direct (all but mapped pages past it)

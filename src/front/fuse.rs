@@ -91,7 +91,7 @@ impl Fuse {
     }
 
     fn opened(&self, ino: INodeNo, handle: u64, size: u64, reply: ReplyOpen) {
-        let direct = self.readpath.is_direct(ino.0, size);
+        let direct = self.readpath.is_direct(ino.0, size, || self.vfs.is_computed(ino.0));
         let handle = if direct { handle | DIRECT } else { handle };
         reply.opened(FileHandle(handle), readpath::flags(direct));
     }

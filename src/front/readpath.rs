@@ -28,9 +28,19 @@
 //!   the page cache. The kernel tells: a read past the page cache has a lock owner, one for a page has none.
 //! - `st_blksize` of large files is 1 MiB, which stdio, Python and coreutils take as the size of their reads, so
 //!   that what reads small pieces through them makes large requests.
-//! - Small files always go through the page cache: they are read in one request, and again soon.
+//! - Small files always go through the page cache: they are read in one request, and again soon. So do files with
+//!   computed bytes, which are then computed once.
 //! - Root sets how far the kernel reads ahead in our own mount ([`READ_AHEAD_KIB`]); INIT can ask for 128 KiB at the
 //!   most. It is what mapped files live by, and those that were advised `MADV_SEQUENTIAL` most of all.
+//!
+//! What was tried and not kept, because it gave nothing here: telling the disk of the blobs to come
+//! (`posix_fadvise`, 8 MiB ahead at every 8 MiB that a reader passes; the disk reads ahead 8 MiB by itself), and
+//! requests of more than 1 MiB (`fs.fuse.max_pages_limit` of 1024: large reads the same, mapped ones a third slower).
+//! What was not measured: a mapping of the blob instead of `pread`, which spares one copy; `clone_fd`; pushing pages
+//! ahead with `Notifier::store`, for mapped files of users who cannot set the read-ahead.
+//!
+//! The price: the first reader of a large file that makes raw reads of 4 KiB in order (no stdio, no Python) waits
+//! for each, at a tenth of the page cache's speed. `--read cache` is for who has such a reader.
 
 use std::fs;
 use std::path::Path;
@@ -108,12 +118,12 @@ impl ReadPath {
     }
 
     /// Whether to open the file `ino` of this size for direct I/O.
-    pub fn is_direct(&self, ino: u64, size: u64) -> bool {
+    pub fn is_direct(&self, ino: u64, size: u64, is_computed: impl FnOnce() -> bool) -> bool {
         let can = self.direct_maps.load(Ordering::Relaxed);
         match self.mode {
             Mode::Cache => false,
             Mode::Direct => can,
-            Mode::Auto => can && size >= LARGE && !self.wants_pages(ino),
+            Mode::Auto => can && size >= LARGE && !self.wants_pages(ino) && !is_computed(),
         }
     }
 
@@ -165,11 +175,11 @@ mod tests {
     #[test]
     fn a_mapped_file_goes_through_the_page_cache() {
         let path = auto();
-        assert!(path.is_direct(7, LARGE));
+        assert!(path.is_direct(7, LARGE, || false));
         path.saw_read(7, 1 << 20, true);
         path.saw_read(7, 1 << 20, true);
-        assert!(!path.is_direct(7, LARGE));
-        assert!(path.is_direct(8, LARGE));
+        assert!(!path.is_direct(7, LARGE, || false));
+        assert!(path.is_direct(8, LARGE, || false));
     }
 
     #[test]
@@ -177,16 +187,16 @@ mod tests {
         let path = auto();
         (1..SMALL_READS).for_each(|_| path.saw_read(7, 4096, false));
         (0..SMALL_READS).for_each(|_| path.saw_read(7, SMALL_READ + 1, false));
-        assert!(path.is_direct(7, LARGE));
+        assert!(path.is_direct(7, LARGE, || false));
         path.saw_read(7, 4096, false);
-        assert!(!path.is_direct(7, LARGE));
+        assert!(!path.is_direct(7, LARGE, || false));
     }
 
     #[test]
     fn no_file_is_direct_that_could_then_not_be_mapped() {
         for mode in [Mode::Auto, Mode::Direct] {
-            assert!(!ReadPath::new(mode).is_direct(7, LARGE));
+            assert!(!ReadPath::new(mode).is_direct(7, LARGE, || false));
         }
-        assert!(!auto().is_direct(7, LARGE - 1));
+        assert!(!auto().is_direct(7, LARGE - 1, || false) || auto().is_direct(7, LARGE, || true));
     }
 }

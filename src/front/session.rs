@@ -26,7 +26,7 @@ pub struct MountOptions {
     pub store: PathBuf,
     /// Whether other users see the mount.
     pub allow_other: bool,
-    /// Threads that serve requests; `None` is one for each core and at least two.
+    /// Threads that serve requests; `None` is one for each core and at least four.
     pub threads: Option<usize>,
     /// How files are read.
     pub read: Mode,
@@ -174,7 +174,8 @@ fn config(options: &MountOptions, store: &Path) -> Config {
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     if cfg!(target_os = "linux") {
-        let cores = || thread::available_parallelism().map_or(2, usize::from).max(2);
+        // More than cores, if those are few: a thread that waits for the disk serves nobody else.
+        let cores = || thread::available_parallelism().map_or(4, usize::from).max(4);
         config.n_threads = Some(options.threads.unwrap_or_else(cores).max(1));
     }
     config
