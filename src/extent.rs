@@ -232,6 +232,11 @@ impl ExtentMap {
         Extent { start, len, bytes }
     }
 
+    /// Whether reading it takes more than fetching bytes.
+    pub fn is_computed(&self) -> bool {
+        !self.computed.is_empty()
+    }
+
     /// The blob that this file is, if it is nothing else.
     pub fn whole_blob(&self) -> Option<Digest> {
         match self.sources[..] {

@@ -19,6 +19,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -249,16 +250,20 @@ def main():
     peers = available(args.peers)
 
     samples = []
+    # Cut short, it reports what it has.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(dir=args.disk, prefix="wmount-bench-") as work:
         bench = Bench(Path(work), args.size * MB, peers)
-        for turn in range(args.rounds):
-            for file in args.files:
-                for reader in wanted:
+        try:
+            for turn in range(args.rounds):
+                for file, reader in [(file, reader) for file in args.files for reader in wanted]:
                     if reader in readers.REAL and file == "whole":
                         continue
                     for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
                         samples += sample(bench, peer, file, reader, args.states, args.python)
-            print(f"read.py: round {turn + 1} of {args.rounds} done", file=sys.stderr)
+                print(f"read.py: round {turn + 1} of {args.rounds} done", file=sys.stderr)
+        except KeyboardInterrupt:
+            subprocess.run(["umount", "-l", bench.at], capture_output=True)
 
     rows = summary(samples, peers)
     machine = {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "size": args.size * MB}

@@ -6,6 +6,7 @@ mod amb;
 mod cat;
 mod completions;
 mod demo;
+mod doctor;
 mod export;
 mod gc;
 mod import;
@@ -76,6 +77,7 @@ enum Command {
     Gc(gc::GcArgs),
     Umount(umount::UmountArgs),
     Status(status::StatusArgs),
+    Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Completions(completions::CompletionsArgs),
 }
@@ -140,6 +142,7 @@ impl Command {
             Command::Gc(args) => done(gc::run(&args)),
             Command::Umount(args) => done(umount::run(&args)),
             Command::Status(args) => done(status::run(&args)),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Demo(args) => done(demo::run(&args)),
             Command::Completions(args) => done(completions::run(&args)),
         }

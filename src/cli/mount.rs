@@ -27,7 +27,7 @@ pub struct MountArgs {
     /// Show fp16 variants also of models that have values beyond its range; these become infinite
     #[arg(long)]
     pub allow_overflow: bool,
-    /// Threads that serve requests [default: one for each core, at least two]
+    /// Threads that serve requests [default: one for each core, at least four]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
     /// How files are read: auto, cache (all through the page cache), direct (all but mapped pages past it)

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use super::{mounts, sys, unmount};
 use crate::error::{AtPath, Error, Result};
 
-const DEVICE: &str = "/dev/fuse";
-const FUSE_CONF: &str = "/etc/fuse.conf";
+/// What a FUSE server talks to the kernel through.
+pub const DEVICE: &str = "/dev/fuse";
+/// What ordinary users may do with it.
+pub const FUSE_CONF: &str = "/etc/fuse.conf";
 
 /// Checks this machine and the mountpoint, clears a dead wmount away from it, and returns its canonical path.
 pub fn ready_to_mount(mountpoint: &Path, allow_other: bool) -> Result<PathBuf> {
@@ -46,7 +48,8 @@ pub fn machine(allow_other: bool) -> Result<()> {
     Ok(())
 }
 
-fn allows_other(fuse_conf: &str) -> bool {
+/// Whether this configuration lets ordinary users show their mounts to others.
+pub fn allows_other(fuse_conf: &str) -> bool {
     fuse_conf.lines().any(|line| line.trim() == "user_allow_other")
 }
 

@@ -24,7 +24,7 @@ use fuser::{
 use super::errno::{Complaints, errno};
 use super::passthrough::Passthrough;
 use super::readpath::{Mode, ReadPath};
-use super::{machine, sys};
+use super::{machine, readpath, sys};
 use crate::error::{Error, Result};
 use crate::vfs::{Attr, Kind, Listing, Vfs};
 
@@ -39,9 +39,10 @@ const NAME_MAX: u32 = 255;
 const BLOCK: u32 = 4096;
 /// The numbers in use are hashes and never used again for other content, so one generation is enough.
 const GENERATION: Generation = Generation(0);
-/// The handle of an open file that [`Passthrough`] counts, and of one that it does not.
-const COUNTED: FileHandle = FileHandle(1);
-const PLAIN: FileHandle = FileHandle(0);
+/// In the handle of an open file: [`Passthrough`] counts it.
+const COUNTED: u64 = 1;
+/// In the handle of an open file: it is open for direct I/O.
+const DIRECT: u64 = 2;
 
 thread_local! {
     /// Reads of one thread follow each other, so one buffer, of the largest size yet asked for, serves them all.
@@ -89,6 +90,12 @@ impl Fuse {
         Ok(())
     }
 
+    fn opened(&self, ino: INodeNo, handle: u64, size: u64, reply: ReplyOpen) {
+        let direct = self.readpath.is_direct(ino.0, size, || self.vfs.is_computed(ino.0));
+        let handle = if direct { handle | DIRECT } else { handle };
+        reply.opened(FileHandle(handle), readpath::flags(direct));
+    }
+
     fn backing(&self, ino: INodeNo, blob: &File, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
         self.passthrough.open(&self.vfs, ino.0, blob, |file| reply.open_backing(file))
     }
@@ -122,7 +129,7 @@ impl Fuse {
             uid: self.owner.0,
             gid: self.owner.1,
             rdev: 0,
-            blksize: BLOCK,
+            blksize: readpath::block_size(attr.size),
             flags: 0,
         }
     }
@@ -281,11 +288,11 @@ impl Filesystem for Fuse {
             return reply.error(Errno::EROFS);
         }
         let blob = || self.passthrough.is_on().then(|| self.vfs.whole_blob(ino.0)).flatten();
-        match self.ask("open", ino, |vfs| vfs.open(ino.0).map(|()| blob())) {
-            Ok(None) => reply.opened(PLAIN, self.readpath.flags()),
-            Ok(Some(blob)) => match self.backing(ino, &blob, &reply) {
-                Some(backing) => reply.opened_passthrough(COUNTED, passthrough_flags(flags), &backing),
-                None => reply.opened(COUNTED, self.readpath.flags()),
+        match self.ask("open", ino, |vfs| Ok((vfs.open(ino.0)?, blob(), vfs.attr(ino.0)?.size))) {
+            Ok(((), None, size)) => self.opened(ino, 0, size, reply),
+            Ok(((), Some(blob), size)) => match self.backing(ino, &blob, &reply) {
+                Some(backing) => reply.opened_passthrough(FileHandle(COUNTED), passthrough_flags(flags), &backing),
+                None => self.opened(ino, COUNTED, size, reply),
             },
             Err(errno) => reply.error(errno),
         }
@@ -295,13 +302,16 @@ impl Filesystem for Fuse {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         offset: u64,
         size: u32,
         _: OpenFlags,
-        _: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        if fh.0 & DIRECT != 0 {
+            self.readpath.saw_read(ino.0, size, lock_owner.is_none());
+        }
         let size = size as usize;
         if self.vfs.is_slow(ino.0) {
             // The threads that serve requests must not all wait for one variant.
@@ -341,7 +351,7 @@ impl Filesystem for Fuse {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        if fh == COUNTED {
+        if fh.0 & COUNTED != 0 {
             self.passthrough.release(ino.0);
         }
         self.vfs.release(ino.0);

@@ -1,10 +1,90 @@
-//! What this machine lets a mount do.
+//! What this machine lets a mount do. Nothing here changes a setting.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::checks::{DEVICE, FUSE_CONF, allows_other};
+use super::{mounts, sys, unmount};
 
 /// The number of CAP_SYS_ADMIN in a set of capabilities.
 const CAP_SYS_ADMIN: u32 = 21;
+
+/// The facts that decide what mounts can do and how fast they are read.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Version of the kernel, such as (6, 18).
+    pub kernel: (u32, u32),
+    /// Whether this user is root.
+    pub root: bool,
+    /// Whether this process may register files with the kernel.
+    pub administers: bool,
+    /// What keeps this user from opening /dev/fuse.
+    pub device: Result<(), io::ErrorKind>,
+    /// Whether the program is there that mounts for ordinary users.
+    pub helper: bool,
+    /// Whether ordinary users may let others see their mounts.
+    pub allow_other: bool,
+    /// Pages that one request may have, where that is a setting.
+    pub max_pages: Option<u64>,
+    /// What wmount has mounted.
+    pub mounts: Vec<MountFacts>,
+}
+
+/// The facts of one mount.
+#[derive(Debug, Clone)]
+pub struct MountFacts {
+    /// Where it is.
+    pub mountpoint: PathBuf,
+    /// The file that holds how far the kernel reads ahead.
+    pub read_ahead_file: PathBuf,
+    /// How far that is, in KiB; `None` if this user cannot see it.
+    pub read_ahead: Option<u64>,
+    /// What the mount says of passthrough.
+    pub passthrough: Option<String>,
+}
+
+/// Looks at this machine.
+pub fn look() -> Machine {
+    let ours = mounts::all().unwrap_or_default().into_iter().filter(mounts::Mounted::is_wmount);
+    Machine {
+        kernel: version(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()),
+        root: sys::is_root(),
+        administers: may_administer(),
+        device: OpenOptions::new().read(true).write(true).open(DEVICE).map(|_| ()).map_err(|error| error.kind()),
+        helper: unmount::helper().is_some(),
+        allow_other: allows_other(&fs::read_to_string(FUSE_CONF).unwrap_or_default()),
+        max_pages: number(Path::new("/proc/sys/fs/fuse/max_pages_limit")),
+        mounts: ours.filter_map(|mount| facts(&mount.mountpoint)).collect(),
+    }
+}
+
+fn facts(mountpoint: &Path) -> Option<MountFacts> {
+    let read_ahead_file = read_ahead_file(mountpoint).ok()?;
+    let status = fs::read(mountpoint.join(".wmount/status.json")).unwrap_or_default();
+    let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
+    let passthrough = status.get(super::passthrough::FACT).and_then(|fact| fact.as_str()).map(str::to_owned);
+    let read_ahead = number(&read_ahead_file);
+    Some(MountFacts { mountpoint: mountpoint.to_owned(), read_ahead_file, read_ahead, passthrough })
+}
+
+/// Where the kernel keeps how far it reads ahead in files of the mount at `mountpoint`.
+pub fn read_ahead_file(mountpoint: &Path) -> io::Result<PathBuf> {
+    let device = fs::metadata(mountpoint)?.dev();
+    let (major, minor) = (rustix::fs::major(device as _), rustix::fs::minor(device as _));
+    Ok(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb").into())
+}
+
+/// The number that a file of /proc or /sys holds.
+pub fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
 
 /// Whether this process has CAP_SYS_ADMIN, at least in its own user namespace.
 pub fn may_administer() -> bool {
@@ -44,6 +124,13 @@ pub fn is_stacked(_path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_of_kernels() {
+        for (release, expected) in [("6.18.44-fc-v669\n", (6, 18)), ("5.10-rc1", (5, 10)), ("", (0, 0))] {
+            assert_eq!(version(release), expected);
+        }
+    }
 
     #[test]
     fn capabilities_are_hexadecimal() {

@@ -13,7 +13,7 @@ use super::fuse::Fuse;
 use super::mounts::{self, Mounted};
 use super::readpath::Mode;
 use super::watch::Watch;
-use super::{checks, sys, unmount};
+use super::{checks, readpath, sys, unmount};
 use crate::error::{AtPath, Error, Result};
 use crate::vfs::Vfs;
 
@@ -26,7 +26,7 @@ pub struct MountOptions {
     pub store: PathBuf,
     /// Whether other users see the mount.
     pub allow_other: bool,
-    /// Threads that serve requests; `None` is one for each core and at least two.
+    /// Threads that serve requests; `None` is one for each core and at least four.
     pub threads: Option<usize>,
     /// How files are read.
     pub read: Mode,
@@ -52,6 +52,7 @@ impl Session {
         let fuse = Fuse::new(Arc::clone(&vfs), options.read);
         let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
         let serving = serve(session).at(&mountpoint)?;
+        readpath::read_ahead(&vfs, &mountpoint);
         let place = Place::of(mountpoint)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
         Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving) })
@@ -173,7 +174,8 @@ fn config(options: &MountOptions, store: &Path) -> Config {
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     if cfg!(target_os = "linux") {
-        let cores = || thread::available_parallelism().map_or(2, usize::from).max(2);
+        // More than cores, if those are few: a thread that waits for the disk serves nobody else.
+        let cores = || thread::available_parallelism().map_or(4, usize::from).max(4);
         config.n_threads = Some(options.threads.unwrap_or_else(cores).max(1));
     }
     config

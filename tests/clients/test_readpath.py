@@ -4,10 +4,12 @@ import json
 import mmap
 import os
 import random
+import time
+from pathlib import Path
 
 import pytest
 
-from harness import Mount, Store
+from harness import Mount, Store, run
 
 SIZE = 5_000_001
 root = pytest.mark.skipif(os.geteuid() != 0, reason="the kernel lets root alone pass files through")
@@ -94,3 +96,30 @@ def test_random_ranges_in_every_mode(made, tmp_path, monkeypatch, mode):
                     assert os.pread(f.fileno(), length, start) == expected[start : start + length]
                     assert mapped[start : start + length] == expected[start : start + length]
                 mapped.close()
+
+
+def test_large_files_change_over_when_they_are_mapped(made, tmp_path):
+    """A file that was mapped keeps its pages when it is mapped again: nothing is read twice."""
+    store, files = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        path = mount / "safetensors/m/latest/model.safetensors"
+        read = []
+        for _ in range(4):
+            with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                assert mapped[:] == files["model.safetensors"]
+            read.append(status(mount)["bytes_read"])
+            time.sleep(0.15)  # a status is as old as that
+        assert read[-1] == read[-2]
+
+
+def test_the_doctor_changes_nothing_and_names_commands(made, tmp_path):
+    store, _ = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        device = os.stat(mount.at).st_dev
+        setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+        before = setting.read_text()
+        findings = json.loads(run("doctor", "--json").stdout)
+        assert setting.read_text() == before
+        assert all("command" in it or "passthrough" in it["what"] for it in findings if it["state"] != "good")
+        assert any(str(mount.at) in it["what"] for it in findings)
+        assert run("doctor").stdout.decode().count("\n") >= len(findings)
