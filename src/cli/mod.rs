@@ -2,6 +2,7 @@
 //!
 //! Exit status: 0, 1 for a failure, 2 for misuse.
 
+mod amb;
 mod cat;
 mod completions;
 mod demo;

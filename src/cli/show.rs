@@ -1,10 +1,10 @@
-//! `wmount show MODEL`.
+//! `wmount show MODEL` and `wmount show FILE.amb`.
 
 use serde_json::{Map, Value, json};
 
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::{self, Files, Layout};
 use crate::model::{Model, ModelName, SourceKind};
 use crate::tree::Tree;
@@ -12,8 +12,11 @@ use crate::tree::Tree;
 /// Show a model: its tensors, files and shapes, and in which layouts it appears or why not
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
-    /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG]
+    /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG][@VARIANT], or an AMB file
     model: String,
+    /// Show the model's AMB file: header, sections and tensors
+    #[arg(long)]
+    amb: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -22,18 +25,34 @@ pub struct ShowArgs {
 }
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
-    let name: ModelName = args.model.parse()?;
+    if super::amb::is_file(&args.model) {
+        return super::amb::show_file(&args.model, args.json);
+    }
+    let (name, variant) = match args.model.split_once('@') {
+        Some((name, variant)) => (name, Some(variant)),
+        None => (args.model.as_str(), None),
+    };
+    let name: ModelName = name.parse()?;
     let store = std::sync::Arc::new(args.store.open()?);
     let model = store.load(&store.find_one(&name)?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
     let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
-    let description = describe(&model, &path, Files(store.blobs()))?;
+    let unknown = |variant: &&str| !super::all_variants().any(|known| known == *variant);
+    if let Some(variant) = variant.filter(unknown) {
+        let known: Vec<&str> = super::all_variants().collect();
+        return Err(Error::Invalid(format!("{variant:?} is no variant; there are {}", known.join(", "))));
+    }
+    if args.amb {
+        let path = variant.map_or(path.clone(), |variant| format!("{path}@{variant}"));
+        return super::amb::show_model(store, &path, args.json);
+    }
+    let description = describe(&model, &path, variant, Files(store.blobs()))?;
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
 
-fn describe(model: &Model, path: &str, files: Files<'_>) -> Result<Value> {
+fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) -> Result<Value> {
     let tensors: Vec<Value> = [&model.tensors, &model.other_tensors]
         .into_iter()
         .flatten()
@@ -49,19 +68,26 @@ fn describe(model: &Model, path: &str, files: Files<'_>) -> Result<Value> {
     };
     let programs = model.sources(SourceKind::Mlpackage).map(|source| json!(source.name)).collect::<Vec<_>>();
     let mut layouts = Map::new();
-    for layout in layout::all() {
-        layouts.insert(layout.name().into(), place_in(layout, model, path));
-        for (variant, layout) in layout.variants() {
-            let mut place = place_in(*layout, model, &format!("{path}@{variant}"));
-            if place["shown"] == true
-                && let Some(overflow) = layout.overflow(model, files)?
-            {
-                let reason = format!("{overflow}; only a mount with --allow-overflow shows it");
-                place = json!({"shown": false, "reason": reason});
+    for base in layout::all() {
+        let mut of = |key: String, name: &str, layout: &dyn Layout| {
+            let place = variant_in(layout, model, &format!("{path}@{name}"), files)?;
+            layouts.insert(key, place);
+            Ok::<_, Error>(())
+        };
+        match variant.map(|variant| base.variants().iter().find(|(name, _)| *name == variant)) {
+            Some(Some((name, layout))) => of(base.name().into(), name, *layout)?,
+            Some(None) => {
+                layouts.insert(base.name().into(), json!({"shown": false, "reason": "it has no such variant"}));
             }
-            layouts.insert(format!("{}@{variant}", layout.name()), place);
+            None => {
+                for (name, layout) in base.variants() {
+                    of(format!("{}@{name}", base.name()), name, *layout)?;
+                }
+                layouts.insert(base.name().into(), place_in(base, model, path));
+            }
         }
     }
+    layouts.sort_keys();
     Ok(json!({
         "model": model.name.to_string(),
         "path": path,
@@ -71,6 +97,17 @@ fn describe(model: &Model, path: &str, files: Files<'_>) -> Result<Value> {
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
         "tensors": tensors,
     }))
+}
+
+/// Where a variant shows the model, or why not; finding out may read all tensors.
+fn variant_in(layout: &dyn Layout, model: &Model, path: &str, files: Files<'_>) -> Result<Value> {
+    let place = place_in(layout, model, path);
+    Ok(match layout.overflow(model, files)?.filter(|_| place["shown"] == true) {
+        Some(overflow) => {
+            json!({"shown": false, "reason": format!("{overflow}; only a mount with --allow-overflow shows it")})
+        }
+        None => place,
+    })
 }
 
 /// Where a layout or variant shows the model, or why not.

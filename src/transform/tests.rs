@@ -87,6 +87,8 @@ fn check_block(values: &[f32], scale: f32, integers: &[i32]) -> Result<(), TestC
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
     #[test]
     fn a_range_is_that_of_the_whole(
         values in values(), float in float(), index in 0..ALL.len(),

@@ -16,24 +16,14 @@ use crate::model::{Model, ModelName, Source, SourceKind};
 /// The file, or one variant of it.
 pub(super) struct Amb(Option<Variant>);
 
-/// The layout, and behind it its variants.
+/// The layout.
 pub(super) const AMB: Amb = Amb(None);
-static VARIANTS: [(&str, &dyn Layout); 7] = {
-    let mut variants: [(&str, &dyn Layout); 7] = [("", &AMB); 7];
-    let mut index = 0;
-    while index < variants.len() {
-        variants[index].0 = Variant::ALL[index].0;
-        index += 1;
-    }
-    variants[0].1 = &Amb(Some(Variant::ALL[0].1));
-    variants[1].1 = &Amb(Some(Variant::ALL[1].1));
-    variants[2].1 = &Amb(Some(Variant::ALL[2].1));
-    variants[3].1 = &Amb(Some(Variant::ALL[3].1));
-    variants[4].1 = &Amb(Some(Variant::ALL[4].1));
-    variants[5].1 = &Amb(Some(Variant::ALL[5].1));
-    variants[6].1 = &Amb(Some(Variant::ALL[6].1));
-    variants
-};
+
+macro_rules! variants {
+    ($($index:literal)*) => { [$((Variant::ALL[$index].0, &Amb(Some(Variant::ALL[$index].1)))),*] };
+}
+
+static VARIANTS: [(&str, &dyn Layout); Variant::ALL.len()] = variants!(0 1 2 3 4 5 6);
 
 impl Layout for Amb {
     fn name(&self) -> &'static str {
