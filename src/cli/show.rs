@@ -70,21 +70,26 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
     };
     let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
     let mut layouts = Map::new();
-    for layout in layout::all() {
-        if variant.is_none() {
-            layouts.insert(layout.name().into(), place_in(layout, model, path));
-        }
-        for (name, layout) in layout.variants().iter().filter(|(name, _)| variant.is_none_or(|only| only == *name)) {
-            let mut place = place_in(*layout, model, &format!("{path}@{name}"));
-            if place["shown"] == true
-                && let Some(overflow) = layout.overflow(model, files)?
-            {
-                let reason = format!("{overflow}; only a mount with --allow-overflow shows it");
-                place = json!({"shown": false, "reason": reason});
+    for base in layout::all() {
+        let mut of = |key: String, name: &str, layout: &dyn Layout| {
+            let place = variant_in(layout, model, &format!("{path}@{name}"), files)?;
+            layouts.insert(key, place);
+            Ok::<_, Error>(())
+        };
+        match variant.map(|variant| base.variants().iter().find(|(name, _)| *name == variant)) {
+            Some(Some((name, layout))) => of(base.name().into(), name, *layout)?,
+            Some(None) => {
+                layouts.insert(base.name().into(), json!({"shown": false, "reason": "it has no such variant"}));
             }
-            layouts.insert(format!("{}@{name}", layout.name()), place);
+            None => {
+                for (name, layout) in base.variants() {
+                    of(format!("{}@{name}", base.name()), name, *layout)?;
+                }
+                layouts.insert(base.name().into(), place_in(base, model, path));
+            }
         }
     }
+    layouts.sort_keys();
     Ok(json!({
         "model": model.name.to_string(),
         "path": path,
@@ -95,6 +100,17 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
         "tensors": tensors,
     }))
+}
+
+/// Where a variant shows the model, or why not; finding out may read all tensors.
+fn variant_in(layout: &dyn Layout, model: &Model, path: &str, files: Files<'_>) -> Result<Value> {
+    let place = place_in(layout, model, path);
+    Ok(match layout.overflow(model, files)?.filter(|_| place["shown"] == true) {
+        Some(overflow) => {
+            json!({"shown": false, "reason": format!("{overflow}; only a mount with --allow-overflow shows it")})
+        }
+        None => place,
+    })
 }
 
 /// Where a layout or variant shows the model, or why not.
