@@ -52,6 +52,9 @@ pub enum Error {
     /// No such model, blob, inode or path in the tree.
     #[error("{0}: not found")]
     NotFound(String),
+    /// A variant that is not shown of a model; the text says which and why.
+    #[error("{0}")]
+    Refused(String),
     /// An inode number that no snapshot of this mount has handed out.
     #[error("inode {0} is not known")]
     Stale(u64),

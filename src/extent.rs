@@ -6,6 +6,7 @@
 //! only on I/O. A read is short only at the end of the file: the kernel would believe that the file shrank.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::digest::{Digest, Hasher};
@@ -35,8 +36,8 @@ enum Source {
     Blob(Digest, u64),
     /// Zeros.
     Zeros,
-    /// One of the map's computations.
-    Computed(usize),
+    /// One of the map's computations, from this byte of its output on.
+    Computed(usize, u64),
 }
 
 /// A tensor that is transformed when it is read.
@@ -77,8 +78,13 @@ pub enum ExtentBytes<'a> {
     },
     /// All zero.
     Zeros,
-    /// The whole output of a transform.
-    Computed(&'a Computed),
+    /// The output of a transform, from its byte `skip` on.
+    Computed {
+        /// What is computed.
+        computed: &'a Computed,
+        /// First byte of the output.
+        skip: u64,
+    },
 }
 
 /// The extents that make up one virtual file.
@@ -162,22 +168,30 @@ impl ExtentMap {
         }
         let len = computed.transform.output_len(computed.input_len)?;
         self.size.checked_add(len)?;
-        self.push(Source::Computed(self.computed.len()), len);
-        self.computed.push(computed);
+        self.push_output(computed, 0, len);
         Some(())
     }
 
     /// Appends all extents of another map.
     pub fn append(&mut self, other: &ExtentMap) {
-        for extent in other.extents() {
+        self.push_range(other, 0..other.size);
+    }
+
+    /// Appends a range of another map; what of it lies after that map's end is left out.
+    pub fn push_range(&mut self, other: &ExtentMap, range: Range<u64>) {
+        let first = other.starts.partition_point(|&start| start <= range.start).saturating_sub(1);
+        for index in first..other.starts.len() {
+            let extent = other.extent(index);
+            let (from, to) = (range.start.max(extent.start), range.end.min(extent.start + extent.len));
+            if from >= to {
+                break;
+            }
+            let (skip, len) = (from - extent.start, to - from);
             match extent.bytes {
-                ExtentBytes::Inline(bytes) => self.push_inline(bytes),
-                ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset), extent.len),
-                ExtentBytes::Zeros => self.push_zeros(extent.len),
-                ExtentBytes::Computed(computed) => {
-                    self.push(Source::Computed(self.computed.len()), extent.len);
-                    self.computed.push(*computed);
-                }
+                ExtentBytes::Inline(bytes) => self.push_inline(&bytes[skip as usize..(skip + len) as usize]),
+                ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset + skip), len),
+                ExtentBytes::Zeros => self.push_zeros(len),
+                ExtentBytes::Computed { computed, skip: before } => self.push_output(*computed, before + skip, len),
             }
         }
     }
@@ -185,6 +199,11 @@ impl ExtentMap {
     /// Appends zeros up to the next multiple of `alignment` bytes.
     pub fn align(&mut self, alignment: u64) {
         self.push_zeros(self.size.next_multiple_of(alignment) - self.size);
+    }
+
+    fn push_output(&mut self, computed: Computed, skip: u64, len: u64) {
+        self.push(Source::Computed(self.computed.len(), skip), len);
+        self.computed.push(computed);
     }
 
     fn push(&mut self, source: Source, len: u64) {
@@ -208,7 +227,7 @@ impl ExtentMap {
             Source::Inline(at) => ExtentBytes::Inline(&self.inline[at..at + len as usize]),
             Source::Blob(digest, offset) => ExtentBytes::Blob { digest, offset },
             Source::Zeros => ExtentBytes::Zeros,
-            Source::Computed(index) => ExtentBytes::Computed(&self.computed[index]),
+            Source::Computed(index, skip) => ExtentBytes::Computed { computed: &self.computed[index], skip },
         };
         Extent { start, len, bytes }
     }
@@ -241,8 +260,8 @@ impl ExtentMap {
                 ExtentBytes::Inline(bytes) => part.copy_from_slice(&bytes[skip as usize..skip as usize + len]),
                 ExtentBytes::Blob { digest, offset } => blobs.read_exact(&digest, offset + skip, part)?,
                 ExtentBytes::Zeros => part.fill(0),
-                ExtentBytes::Computed(computed) => {
-                    computed.transform.read(&BlobInput { blobs, computed }, skip, part)?;
+                ExtentBytes::Computed { computed, skip: before } => {
+                    computed.transform.read(&BlobInput { blobs, computed }, before + skip, part)?;
                 }
             }
             filled += len;
@@ -276,9 +295,12 @@ impl ExtentMap {
                     hasher.update(&offset.to_le_bytes());
                 }
                 ExtentBytes::Zeros => hasher.update(b"z"),
-                ExtentBytes::Computed(computed) => {
+                ExtentBytes::Computed { computed, skip } => {
                     hasher.update(b"c");
                     hasher.update(computed.key().as_bytes());
+                    if skip > 0 {
+                        hasher.update(&skip.to_le_bytes());
+                    }
                 }
             }
         }
@@ -287,6 +309,11 @@ impl ExtentMap {
 }
 
 impl Computed {
+    /// What must be known of the tensor: found out now unless it is kept.
+    pub fn survey(&self, blobs: &dyn Blobs) -> Result<Arc<[u8]>> {
+        BlobInput { blobs, computed: self }.survey()
+    }
+
     /// All that its bytes depend on, in words; inode numbers are made of it, so it never changes.
     fn key(&self) -> String {
         format!("{} at {} of {}, {} bytes", self.transform.name(), self.offset, self.digest.hex(), self.input_len)

@@ -29,6 +29,8 @@ pub mod sample;
 pub mod store;
 pub mod layout;
 pub mod tree;
+pub mod prepare;
+mod meter;
 pub mod vfs;
 pub mod front;
 pub mod cli;

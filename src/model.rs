@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::extent::ExtentMap;
+use crate::extent::{Computed, ExtentMap};
+use crate::transform::Transform;
 
 /// The host of names that give none.
 pub const DEFAULT_HOST: &str = "registry.ollama.ai";
@@ -143,6 +144,11 @@ impl Tensor {
     pub fn push_to(&self, map: &mut ExtentMap) {
         map.push_blob(self.blob, self.blob_len, self.offset, self.len).expect("checked when the model was loaded");
     }
+
+    /// The tensor as a transform's input.
+    pub fn computed(&self, transform: Transform) -> Computed {
+        Computed { transform, digest: self.blob, offset: self.offset, input_len: self.len }
+    }
 }
 
 /// A small file that the model holds whole in a blob.
@@ -163,17 +169,30 @@ pub enum SourceKind {
     Safetensors,
     /// An `.mlpackage`.
     Mlpackage,
+    /// A bare `.mlmodel` file.
+    Mlmodel,
+    /// A compiled `.mlmodelc`.
+    Mlmodelc,
     /// A gds_export directory.
     GdsExport,
+    /// An AMB file.
+    Amb,
 }
 
 impl SourceKind {
     /// Every kind.
-    pub const ALL: [SourceKind; 3] = [SourceKind::Safetensors, SourceKind::Mlpackage, SourceKind::GdsExport];
+    pub const ALL: [SourceKind; 6] = [
+        SourceKind::Safetensors,
+        SourceKind::Mlpackage,
+        SourceKind::Mlmodel,
+        SourceKind::Mlmodelc,
+        SourceKind::GdsExport,
+        SourceKind::Amb,
+    ];
 
     /// Whether its tensors are a model's own weights, of which there is one set.
     pub fn is_weights(self) -> bool {
-        self != SourceKind::Mlpackage
+        !self.is_program()
     }
 
     /// The word in recipes and in output.
@@ -181,8 +200,21 @@ impl SourceKind {
         match self {
             SourceKind::Safetensors => "safetensors",
             SourceKind::Mlpackage => "mlpackage",
+            SourceKind::Mlmodel => "mlmodel",
+            SourceKind::Mlmodelc => "mlmodelc",
             SourceKind::GdsExport => "gds_export",
+            SourceKind::Amb => "amb",
         }
+    }
+
+    /// Whether it is a program of Core ML, in any form.
+    pub fn is_program(self) -> bool {
+        matches!(self, SourceKind::Mlpackage | SourceKind::Mlmodel | SourceKind::Mlmodelc)
+    }
+
+    /// A source's name without the ending of its kind.
+    pub fn stem(self, name: &str) -> &str {
+        name.strip_suffix(self.name()).and_then(|stem| stem.strip_suffix('.')).unwrap_or(name)
     }
 }
 
@@ -317,6 +349,11 @@ impl Model {
     /// The sources of one kind.
     pub fn sources(&self, kind: SourceKind) -> impl Iterator<Item = &Source> {
         self.sources.iter().filter(move |source| source.kind == kind)
+    }
+
+    /// The programs of Core ML, in any form.
+    pub fn programs(&self) -> impl Iterator<Item = &Source> {
+        self.sources.iter().filter(|source| source.kind.is_program())
     }
 
     /// The time that files made of the whole model carry: that of the newest file of the source of its own tensors,

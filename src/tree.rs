@@ -13,8 +13,8 @@ use std::time::SystemTime;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
-use crate::layout::{self, AnchorKind, Branch, Files, Layout};
-use crate::model::{Model, to_unix};
+use crate::layout::{self, Anchor, AnchorKind, Branch, Files, Layout};
+use crate::model::{Model, ModelName, to_unix};
 use crate::store::{Found, Store};
 
 /// The inode number of the root directory, as FUSE wants it.
@@ -60,6 +60,10 @@ pub struct FileBody {
     pub model: Arc<Found>,
     /// Index of its layout in [`layout::all`].
     pub layout: usize,
+    /// Index of its variant among those of the layout.
+    pub variant: Option<usize>,
+    /// Whether it is as stored because the variant does not compute it.
+    pub fallback: bool,
 }
 
 impl Node {
@@ -101,35 +105,102 @@ pub struct Entry {
     // Errors are not kept: damage that is mended is gone.
     model: Mutex<Option<Arc<Model>>>,
     plans: [Mutex<Option<Anchored>>; layout::COUNT],
+    /// The nodes of variants that were touched.
+    variants: Mutex<HashMap<View, Arc<Mutex<Option<Anchored>>>>>,
+}
+
+/// A layout, or one of its variants, by index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct View {
+    layout: usize,
+    variant: Option<usize>,
+}
+
+impl View {
+    fn layout(self) -> &'static dyn Layout {
+        let layout = layout::all()[self.layout];
+        self.variant.map_or(layout, |variant| layout.variants()[variant].1)
+    }
+
+    /// Where a model at `path` stands.
+    fn anchors(self, name: &ModelName, path: &str) -> Vec<Anchor> {
+        match self.variant {
+            None => self.layout().anchors(name, path),
+            Some(variant) => {
+                let (suffix, view) = layout::all()[self.layout].variants()[variant];
+                view.anchors(name, &format!("{path}@{suffix}"))
+            }
+        }
+    }
 }
 
 impl Entry {
     fn new(store: Arc<Store>, found: Found, path: String) -> Entry {
         let plans = std::array::from_fn(|_| Mutex::default());
-        Entry { found: Arc::new(found), path, store, model: Mutex::default(), plans }
+        Entry { found: Arc::new(found), path, store, model: Mutex::default(), plans, variants: Mutex::default() }
     }
 
     /// The model.
     pub fn model(&self) -> Result<Arc<Model>> {
-        once(&self.model, || Ok(Arc::new(self.store.load(&self.found)?)))
+        once(&self.model, || {
+            let model = self.store.load(&self.found)?;
+            for defect in &model.defects {
+                tracing::warn!("model {}: {}", model.name, defect.what);
+            }
+            Ok(Arc::new(model))
+        })
     }
 
-    /// The nodes at the anchors of a layout.
-    fn planned(&self, layout: usize) -> Result<Anchored> {
-        once(&self.plans[layout], || {
-            let view = layout::all()[layout];
-            let model = self.model()?;
-            if !view.shows_damaged() {
+    /// The nodes at the anchors of a layout or variant.
+    fn planned(&self, view: View) -> Result<Anchored> {
+        let make = || {
+            let layout = view.layout();
+            let (model, files) = (self.model()?, Files(self.store.blobs()));
+            if !layout.shows_damaged() {
                 model.check_whole()?;
             }
-            let branches = view.plan(&model, Files(self.store.blobs()))?;
-            let paths = view.anchors(&self.found.name, &self.path);
-            let nodes = paths.into_iter().zip(branches).map(|(anchor, branch)| {
-                let path = format!("{}/{}", view.name(), anchor.path);
-                Numbering::new(&branch, &self.found, layout).node(&path, &path, branch)
+            if view.variant.is_some()
+                && !self.store.allows_overflow()
+                && let Some(reason) = layout.overflow(&model, files)?
+            {
+                let shown = view.anchors(&self.found.name, &self.path).swap_remove(0).path;
+                let reason = format!("{}/{shown}: {reason}; --allow-overflow shows it", layout.name());
+                tracing::warn!("{reason}");
+                return Err(Error::Refused(reason));
+            }
+            let branches = layout.plan(&model, files)?;
+            let anchors = view.anchors(&self.found.name, &self.path);
+            let nodes = anchors.into_iter().zip(branches).map(|(anchor, branch)| {
+                let path = format!("{}/{}", layout.name(), anchor.path);
+                Numbering::new(&branch, &self.found, view).node(&path, &path, branch)
             });
             Ok(Arc::new(nodes.collect()))
-        })
+        };
+        if view.variant.is_none() {
+            return once(&self.plans[view.layout], make);
+        }
+        let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
+        once(&plan, make)
+    }
+
+    /// What stands at the anchors of one variant of a layout, by index.
+    pub fn variant_of(&self, layout: usize, variant: usize) -> Result<Arc<Vec<Arc<Node>>>> {
+        self.planned(View { layout, variant: Some(variant) })
+    }
+
+    /// What stands at the anchors of a variant, in every layout that has it and shows it.
+    pub fn variant(&self, name: &str) -> Result<Vec<Arc<Node>>> {
+        let mut nodes = Vec::new();
+        for (layout, base) in layout::all().into_iter().enumerate() {
+            let variants = base.variants().iter().enumerate().filter(|(_, (other, _))| *other == name);
+            for (variant, (_, shown)) in variants {
+                shown.expresses(&*self.model()?).map_err(|reason| {
+                    Error::Invalid(format!("{}/ does not show {}: {reason}", base.name(), self.found.name))
+                })?;
+                nodes.extend(self.planned(View { layout, variant: Some(variant) })?.iter().cloned());
+            }
+        }
+        Ok(nodes)
     }
 }
 
@@ -144,14 +215,16 @@ fn once<T>(cell: &Mutex<Option<Arc<T>>>, make: impl FnOnce() -> Result<Arc<T>>) 
 /// Gives the nodes of one anchor their numbers.
 struct Numbering<'a> {
     model: &'a Arc<Found>,
-    layout: usize,
+    view: View,
     /// How many files share a link and a content.
     links: HashMap<(&'static str, Digest), u32>,
+    /// Fingerprints of maps that several files have.
+    fingerprints: HashMap<*const ExtentMap, Digest>,
 }
 
 impl<'a> Numbering<'a> {
-    fn new(branch: &Branch, model: &'a Arc<Found>, layout: usize) -> Self {
-        let mut numbering = Numbering { model, layout, links: HashMap::new() };
+    fn new(branch: &Branch, model: &'a Arc<Found>, view: View) -> Self {
+        let mut numbering = Numbering { model, view, links: HashMap::new(), fingerprints: HashMap::new() };
         numbering.count(branch);
         numbering
     }
@@ -161,7 +234,9 @@ impl<'a> Numbering<'a> {
             Branch::Dir(children, _) => children.values().for_each(|child| self.count(child)),
             Branch::File(file) => {
                 if let Some(link) = file.link {
-                    *self.links.entry((link, file.content.fingerprint())).or_default() += 1;
+                    let known = self.fingerprints.entry(Arc::as_ptr(&file.content));
+                    let fingerprint = *known.or_insert_with(|| file.content.fingerprint());
+                    *self.links.entry((link, fingerprint)).or_default() += 1;
                 }
             }
         }
@@ -171,11 +246,18 @@ impl<'a> Numbering<'a> {
     fn node(&self, anchor: &str, path: &str, branch: Branch) -> Arc<Node> {
         let node = match branch {
             Branch::File(file) => {
-                let fingerprint = file.content.fingerprint();
+                let known = self.fingerprints.get(&Arc::as_ptr(&file.content)).copied();
+                let fingerprint = known.unwrap_or_else(|| file.content.fingerprint());
                 let place = file.link.map_or(path.to_owned(), |link| format!("{anchor}\0{link}"));
                 let nlink = file.link.map_or(1, |link| self.links[&(link, fingerprint)]);
                 let ino = number(&["file", &place], &[fingerprint.as_bytes(), &time_bytes(file.mtime)]);
-                let body = FileBody { content: file.content, model: self.model.clone(), layout: self.layout };
+                let body = FileBody {
+                    content: file.content,
+                    model: self.model.clone(),
+                    layout: self.view.layout,
+                    variant: self.view.variant,
+                    fallback: file.fallback,
+                };
                 Node { ino, mtime: file.mtime, nlink, body: Body::File(body) }
             }
             Branch::Dir(children, mtime) => {
@@ -228,7 +310,7 @@ pub struct SkeletonDir {
     pub mtime: Option<SystemTime>,
     children: BTreeMap<String, SkeletonChild>,
     /// The models that share this directory, and which of their anchors it is.
-    shared: Vec<(Arc<Entry>, usize, usize)>,
+    shared: Vec<(Arc<Entry>, View, usize)>,
     union: OnceLock<Arc<Union>>,
 }
 
@@ -238,7 +320,7 @@ type Union = BTreeMap<Box<str>, Arc<Node>>;
 #[derive(Debug)]
 enum SkeletonChild {
     Dir(SkeletonDir),
-    Anchor { entry: Arc<Entry>, layout: usize, anchor: usize, kind: Kind },
+    Anchor { entry: Arc<Entry>, view: View, anchor: usize, kind: Kind },
 }
 
 /// What a name in a skeleton directory leads to.
@@ -273,14 +355,34 @@ impl SkeletonDir {
     pub fn child(&self, name: &str) -> Result<Step<'_>> {
         match self.children.get(name) {
             Some(SkeletonChild::Dir(dir)) => Ok(Step::Dir(dir)),
-            Some(SkeletonChild::Anchor { entry, layout, anchor, .. }) => {
-                Ok(Step::Node(entry.planned(*layout)?[*anchor].clone()))
+            Some(SkeletonChild::Anchor { entry, view, anchor, .. }) => {
+                Ok(Step::Node(entry.planned(*view)?[*anchor].clone()))
             }
-            None => match self.union()?.get(name) {
-                Some(node) => Ok(Step::Node(node.clone())),
-                None => Err(Error::NotFound(format!("{}/{name}", self.path))),
+            None => match (self.unlisted(name), self.union()?.get(name)) {
+                (Some((entry, view, anchor)), _) => Ok(Step::Node(entry.planned(view)?[anchor].clone())),
+                (None, Some(node)) => Ok(Step::Node(node.clone())),
+                (None, None) => Err(Error::NotFound(format!("{}/{name}", self.path))),
             },
         }
+    }
+
+    /// The variant of a model of this directory that has this name. No model's own name has an `@`.
+    fn unlisted(&self, name: &str) -> Option<(&Arc<Entry>, View, usize)> {
+        let (stem, rest) = name.split_once('@')?;
+        let base = |suffix: &str| Some(format!("{stem}{}", rest.strip_prefix(suffix)?));
+        for layout in 0..layout::all().len() {
+            for (variant, (suffix, _)) in layout::all()[layout].variants().iter().enumerate() {
+                let view = View { layout, variant: Some(variant) };
+                if let Some(base) = base(suffix)
+                    && let Some(SkeletonChild::Anchor { entry, view: of, anchor, .. }) = self.children.get(&base)
+                    && *of == (View { layout, variant: None })
+                    && is_shown(view.layout(), entry)
+                {
+                    return Some((entry, view, *anchor));
+                }
+            }
+        }
+        None
     }
 
     /// Its entries in order of name: name, inode number and kind.
@@ -291,14 +393,15 @@ impl SkeletonDir {
         let entry = |(name, child): (&String, &SkeletonChild)| {
             let (ino, kind) = match child {
                 SkeletonChild::Dir(dir) => (dir.ino(), Kind::Dir),
-                SkeletonChild::Anchor { entry, layout, anchor, kind } => match entry.planned(*layout) {
+                SkeletonChild::Anchor { entry, view, anchor, kind } => match entry.planned(*view) {
                     Ok(nodes) => (nodes[*anchor].ino, *kind),
+                    Err(Error::Refused(_)) => return None,
                     Err(_) => (number(&["damaged", &self.path, name], &[]), *kind),
                 },
             };
-            (name.as_str().into(), ino, kind)
+            Some((name.as_str().into(), ino, kind))
         };
-        let mut entries: Vec<(Box<str>, u64, Kind)> = self.children.iter().map(entry).collect();
+        let mut entries: Vec<(Box<str>, u64, Kind)> = self.children.iter().filter_map(entry).collect();
         if !self.shared.is_empty() {
             entries.extend(self.union()?.iter().map(|(name, node)| (name.clone(), node.ino, node.kind())));
             entries.sort_by(|a, b| a.0.cmp(&b.0));
@@ -311,8 +414,8 @@ impl SkeletonDir {
             return Ok(union.clone());
         }
         let mut union = Union::new();
-        for (entry, layout, anchor) in &self.shared {
-            let Body::Dir(children) = &entry.planned(*layout)?[*anchor].body else { return Err(Error::NotDir) };
+        for (entry, view, anchor) in &self.shared {
+            let Body::Dir(children) = &entry.planned(*view)?[*anchor].body else { return Err(Error::NotDir) };
             for (name, node) in children {
                 union.entry(name.clone()).or_insert_with(|| node.clone());
             }
@@ -333,9 +436,9 @@ impl SkeletonDir {
     }
 
     /// Puts an anchor in its place; `None` if something stands there or in the way.
-    fn put(&mut self, path: &str, entry: &Arc<Entry>, layout: usize, anchor: usize, kind: AnchorKind) -> Option<()> {
+    fn put(&mut self, path: &str, entry: &Arc<Entry>, view: View, anchor: usize, kind: AnchorKind) -> Option<()> {
         if kind == AnchorKind::Shared {
-            self.make(path)?.shared.push((entry.clone(), layout, anchor));
+            self.make(path)?.shared.push((entry.clone(), view, anchor));
             return Some(());
         }
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -344,7 +447,7 @@ impl SkeletonDir {
         if children.contains_key(name) {
             return None;
         }
-        let child = SkeletonChild::Anchor { entry: entry.clone(), layout, anchor, kind };
+        let child = SkeletonChild::Anchor { entry: entry.clone(), view, anchor, kind };
         children.insert(name.to_owned(), child);
         Some(())
     }
@@ -366,11 +469,13 @@ impl SkeletonDir {
 pub struct Tree {
     entries: Vec<Arc<Entry>>,
     layouts: [OnceLock<SkeletonDir>; layout::COUNT],
+    listed: Arc<[String]>,
 }
 
 impl Tree {
-    /// The snapshot of these models; those that `old` has too keep what was planned.
-    pub fn new(store: &Arc<Store>, found: Vec<Found>, old: Option<&Tree>) -> Tree {
+    /// The snapshot of these models; those that `old` has too keep what was planned. Of the variants only the `listed`
+    /// are entries of directories; the others are there for who asks for them.
+    pub fn new(store: &Arc<Store>, found: Vec<Found>, old: Option<&Tree>, listed: Arc<[String]>) -> Tree {
         let paths = tree_paths(&found);
         let entries = found.into_iter().zip(paths).map(|(found, path)| {
             let same = |entry: &&Arc<Entry>| *entry.found == found && entry.path == path;
@@ -378,7 +483,7 @@ impl Tree {
             let kept = old.zip(index.and_then(Result::ok)).map(|(old, index)| &old.entries[index]).filter(same);
             kept.cloned().unwrap_or_else(|| Arc::new(Entry::new(store.clone(), found, path)))
         });
-        Tree { entries: entries.collect(), layouts: Default::default() }
+        Tree { entries: entries.collect(), layouts: Default::default(), listed }
     }
 
     /// The models in order of name.
@@ -404,18 +509,27 @@ impl Tree {
     }
 
     fn skeleton(&self, layout: usize) -> SkeletonDir {
-        let view = layout::all()[layout];
-        let mut root = SkeletonDir::new(view.name().into());
-        for path in view.fixed_dirs() {
+        let base = layout::all()[layout];
+        let mut root = SkeletonDir::new(base.name().into());
+        for path in base.fixed_dirs() {
             root.make(path);
         }
+        let is_listed = |name: &str| self.listed.iter().any(|listed| listed == name);
+        let variants = base.variants().iter().enumerate().filter(|(_, (name, _))| is_listed(name));
+        let views: Vec<View> = std::iter::once(None)
+            .chain(variants.map(|(index, _)| Some(index)))
+            .map(|variant| View { layout, variant })
+            .collect();
         for entry in &self.entries {
-            if !is_shown(view, entry) {
-                continue;
-            }
-            for (index, anchor) in view.anchors(&entry.found.name, &entry.path).into_iter().enumerate() {
-                if root.put(&anchor.path, entry, layout, index, anchor.kind).is_none() {
-                    tracing::warn!("model {} is not in {}/: {:?} is taken", entry.found.name, view.name(), anchor.path);
+            for view in views.iter().take_while(|view| view.variant.is_some() || is_shown(base, entry)) {
+                if view.variant.is_some() && !is_shown(view.layout(), entry) {
+                    continue;
+                }
+                for (index, anchor) in view.anchors(&entry.found.name, &entry.path).into_iter().enumerate() {
+                    if root.put(&anchor.path, entry, *view, index, anchor.kind).is_none() {
+                        let (name, dir) = (&entry.found.name, base.name());
+                        tracing::warn!("model {name} is not in {dir}/: {:?} is taken", anchor.path);
+                    }
                 }
             }
         }

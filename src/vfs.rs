@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,8 +14,10 @@ use serde_json::{Value, json};
 
 use crate::error::{AtPath, Error, Result};
 use crate::layout;
+use crate::meter::{Metered, Meters};
+use crate::prepare::{prepare, surveyed};
 use crate::store::{Found, Lease, Store};
-use crate::tree::{Body, Node, SkeletonDir, Step, Tree, number};
+use crate::tree::{Body, FileBody, Node, SkeletonDir, Step, Tree, number};
 
 pub use crate::tree::{Kind, ROOT};
 
@@ -109,12 +111,6 @@ struct OpenFiles {
     _lease: Option<Lease>,
 }
 
-#[derive(Debug, Default)]
-struct Counters {
-    reads: AtomicU64,
-    bytes: AtomicU64,
-}
-
 /// The tree of a store.
 #[derive(Debug)]
 pub struct Vfs {
@@ -123,17 +119,28 @@ pub struct Vfs {
     inodes: DashMap<u64, Inode>,
     /// Models with open files; each keeps its blobs from `gc`.
     open: Mutex<HashMap<Arc<Found>, OpenFiles>>,
-    counters: [Counters; layout::COUNT],
+    meters: Arc<Meters>,
+    /// Whether a file of any variant was ever opened.
+    has_variants: AtomicBool,
+    /// Variants of models that prepare themselves, and whether they have done so.
+    prepared: Arc<DashMap<(Arc<Found>, usize, usize), bool>>,
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Mutex<VecDeque<String>>,
     status: Mutex<Option<Arc<Status>>>,
+    listed: Arc<[String]>,
 }
 
 impl Vfs {
     /// The tree of a store; no model is read yet.
     pub fn new(store: Arc<Store>) -> Result<Vfs> {
-        let tree = Tree::new(&store, store.find()?, None);
+        Vfs::listing(store, &[])
+    }
+
+    /// The same with these variants among the entries of directories; the others can only be looked up.
+    pub fn listing(store: Arc<Store>, variants: &[String]) -> Result<Vfs> {
+        let listed: Arc<[String]> = variants.into();
+        let tree = Tree::new(&store, store.find()?, None, listed.clone());
         let inodes = DashMap::new();
         inodes.insert(ROOT, Inode { parent: ROOT, what: What::Skeleton("".into()) });
         Ok(Vfs {
@@ -141,11 +148,14 @@ impl Vfs {
             tree: RwLock::new(Arc::new(tree)),
             inodes,
             open: Mutex::default(),
-            counters: Default::default(),
+            meters: Arc::default(),
+            prepared: Arc::default(),
+            has_variants: AtomicBool::new(false),
             started: SystemTime::now(),
             facts: Mutex::default(),
             problems: Mutex::default(),
             status: Mutex::default(),
+            listed,
         })
     }
 
@@ -166,7 +176,7 @@ impl Vfs {
         if old.entries().iter().map(|entry| &*entry.found).eq(found.iter()) {
             return Ok(false);
         }
-        let new = Arc::new(Tree::new(&self.store, found, Some(&old)));
+        let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(true)
     }
@@ -206,9 +216,20 @@ impl Vfs {
         }
         let tree = self.tree();
         let skeleton = tree.dir(path).ok_or_else(|| Error::NotFound(path.into()))?;
-        match skeleton.child(name)? {
+        match skeleton.child(name).inspect_err(|error| self.count_refusal(error, path, name))? {
             Step::Dir(_) => self.hand_out(dir, What::Skeleton(below(path).into()), true),
             Step::Node(node) => self.hand_out(dir, What::Node(node), true),
+        }
+    }
+
+    fn count_refusal(&self, error: &Error, path: &str, name: &str) {
+        let first = path.split('/').next().unwrap_or_default();
+        let layout = layout::all().iter().position(|layout| layout.name() == first);
+        if let (Error::Refused(_), Some(layout), Some((_, rest))) = (error, layout, name.split_once('@')) {
+            let variants = layout::all()[layout].variants();
+            let variant =
+                variants.iter().position(|(variant, _)| rest == *variant || rest.starts_with(&format!("{variant}.")));
+            self.meters.of(layout, variant).fallback();
         }
     }
 
@@ -308,6 +329,7 @@ impl Vfs {
             What::Status(_) => Ok(()),
             What::Node(node) => {
                 let Body::File(file) = &node.body else { return Err(Error::IsDir) };
+                self.begin_variant(file);
                 let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
                 let files = open.entry(file.model.clone());
                 files.or_insert_with(|| OpenFiles { count: 0, _lease: self.store.lease(&file.model) }).count += 1;
@@ -330,6 +352,50 @@ impl Vfs {
     pub fn is_computed(&self, ino: u64) -> bool {
         let Ok(Inode { what: What::Node(node), .. }) = self.inode(ino) else { return false };
         matches!(&node.body, Body::File(file) if file.content.is_computed())
+    }
+
+    /// Lets a variant prepare itself, in a thread of its own, when the first of its files is opened.
+    fn begin_variant(&self, file: &FileBody) {
+        let Some(variant) = file.variant else { return };
+        self.has_variants.store(true, Ordering::Relaxed);
+        if file.fallback {
+            self.meters.of(file.layout, file.variant).fallback();
+        }
+        let key = (file.model.clone(), file.layout, variant);
+        if self.prepared.contains_key(&key) || self.prepared.insert(key.clone(), false).is_some() {
+            return;
+        }
+        let tree = self.tree();
+        let Some(entry) = tree.entries().iter().find(|entry| entry.found == file.model).cloned() else { return };
+        let (store, meters, prepared) = (self.store.clone(), self.meters.clone(), self.prepared.clone());
+        let work = move || {
+            let name = layout::all()[key.1].variants()[variant].0;
+            let counters = meters.of(key.1, Some(variant));
+            let blobs = Metered::new(store.blobs(), counters, true);
+            let nodes = entry.variant_of(key.1, variant);
+            let done = nodes.and_then(|nodes| prepare(&surveyed(nodes.iter().map(|node| &**node)), &blobs, &|_| ()));
+            if let Err(error) = done {
+                // Who reads what is damaged is told so.
+                tracing::warn!("model {}@{name}: {error}", entry.found.name);
+            }
+            prepared.insert(key, true);
+        };
+        if let Err(error) = std::thread::Builder::new().name("prepare".into()).spawn(work) {
+            tracing::warn!("no thread to prepare a variant with: {error}");
+        }
+    }
+
+    /// Whether a read of this file may have to wait until its variant is prepared.
+    pub fn is_slow(&self, ino: u64) -> bool {
+        // Most mounts have none open, and every read asks.
+        if !self.has_variants.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Ok(Inode { what: What::Node(node), .. }) = self.inode(ino) else { return false };
+        let Body::File(file) = &node.body else { return false };
+        let Some(variant) = file.variant else { return false };
+        let done = self.prepared.get(&(file.model.clone(), file.layout, variant)).is_some_and(|done| *done);
+        !done && !surveyed([&*node]).is_empty()
     }
 
     /// The reverse of [`Vfs::open`].
@@ -357,11 +423,11 @@ impl Vfs {
             }
             What::Node(node) => {
                 let Body::File(file) = &node.body else { return Err(Error::IsDir) };
-                let read = file.content.read(self.store.blobs(), offset, buf);
+                let counters = self.meters.of(file.layout, file.variant);
+                let blobs = Metered::new(self.store.blobs(), counters, file.variant.is_some());
+                let read = file.content.read(&blobs, offset, buf);
                 let len = read.inspect_err(|error| self.note(error, Some(&file.model)))?;
-                let counters = &self.counters[file.layout];
-                counters.reads.fetch_add(1, Ordering::Relaxed);
-                counters.bytes.fetch_add(len as u64, Ordering::Relaxed);
+                counters.read(len);
                 Ok(len)
             }
         }
@@ -375,7 +441,7 @@ impl Vfs {
 
     /// Logs damage and remembers it for the status; a name that is not there is no damage.
     fn note(&self, error: &Error, model: Option<&Found>) {
-        if matches!(error, Error::NotFound(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
+        if matches!(error, Error::NotFound(_) | Error::Refused(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
             return;
         }
         let text = match model {
@@ -423,10 +489,7 @@ impl Vfs {
         let tree = self.tree();
         let seconds = |time: SystemTime| crate::model::to_unix(time).0;
         let model = |entry: &Arc<crate::tree::Entry>| json!({"model": entry.found.name.to_string(), "path": entry.path, "written": seconds(entry.found.written)});
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let layouts = layout::all().into_iter().zip(&self.counters).map(|(layout, counters)| {
-            (layout.name().to_owned(), json!({"reads": count(&counters.reads), "bytes": count(&counters.bytes)}))
-        });
+        let (reads, bytes) = self.meters.total();
         let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut status = json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -434,9 +497,9 @@ impl Vfs {
             "pid": std::process::id(),
             "started": seconds(self.started),
             "models": tree.entries().iter().map(model).collect::<Vec<_>>(),
-            "reads": self.counters.iter().map(|counters| count(&counters.reads)).sum::<u64>(),
-            "bytes_read": self.counters.iter().map(|counters| count(&counters.bytes)).sum::<u64>(),
-            "layouts": layouts.collect::<serde_json::Map<_, _>>(),
+            "reads": reads,
+            "bytes_read": bytes,
+            "layouts": self.meters.json(),
             "problems": problems,
         });
         if let Some(status) = status.as_object_mut() {

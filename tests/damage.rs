@@ -41,7 +41,7 @@ fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
         }
     }
     let (tree, mut found) = (store.vfs().tree(), BTreeSet::new());
-    for layout in ["amb", "coreml", "gds_export", "ollama", "original", "safetensors"] {
+    for layout in ["amb", "coreml", "gds_export", "ollama", "ollama@seed", "original", "safetensors"] {
         dir(tree.dir(layout).unwrap(), digest, &mut found);
     }
     found
@@ -69,7 +69,7 @@ fn damaged(damage: impl FnOnce(&PathBuf)) {
         facts_of_vfs(&store.vfs()).into_keys().filter(|path| path.contains('.') || path.contains("sha256")).collect();
     let digest = blob_of(&store, "llama:code", "model.layers.1.mlp.down_proj.weight");
     let hurt = needing(&store, &digest);
-    assert_eq!(hurt.len(), 4, "{hurt:?}");
+    assert_eq!(hurt.len(), 6, "{hurt:?}");
     let mounted = store.mount();
     let (path, aside) = (blob_path(&store, &digest), store.dir.path().join("aside"));
     fs::copy(&path, &aside).unwrap();

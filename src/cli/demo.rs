@@ -116,7 +116,7 @@ impl Demo {
         model.tune(3).write(&code)?;
         for (name, paths) in [("llama:chat", first), ("llama:code", vec![code])] {
             self.go_on()?;
-            let options = Options { name: Some(name.parse()?), replace: false };
+            let options = Options { name: Some(name.parse()?), ..Options::default() };
             let bar = Bar::new("importing");
             let report = import(&self.store, &paths, &options, &bar);
             bar.finish();

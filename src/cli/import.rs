@@ -1,18 +1,20 @@
 //! `wmount import PATH...`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
 use crate::error::Result;
 use crate::model::ModelName;
-use crate::store::import::{Counts, ImportReport, Options, import};
+use crate::store::import::{BLOB_THRESHOLD, CopyOptions, Counts, ImportReport, Options, copy, import, is_store};
 
 /// Copy models into the store, every tensor once
 ///
-/// A PATH is a directory with safetensors files, a safetensors file, an .mlpackage, or a directory of packages; which it
-/// is, its content says. Several packages are the shapes of one model; they join a model that is there.
+/// A PATH is a directory with safetensors files, a safetensors file, an .mlpackage, .mlmodel or .mlmodelc, a gds_export,
+/// or a directory of packages; which it is, its content says. Several packages are the shapes of one model; they join a
+/// model that is there. If PATH is a store, such as ~/.ollama/models, its models are copied, with their blobs cloned or
+/// linked where the file system can.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
     /// What to import
@@ -21,9 +23,15 @@ pub struct ImportArgs {
     /// The model's name [default: the name of what is imported]
     #[arg(short, long, value_name = "NAME[:TAG]")]
     name: Option<String>,
+    /// Of a store, this model only; may be repeated
+    #[arg(short, long = "model", value_name = "MODEL")]
+    models: Vec<ModelName>,
     /// Put the new model in the place of one that is there
     #[arg(long)]
     replace: bool,
+    /// Store constants inside Core ML programs as tensors from this size on
+    #[arg(long, value_name = "BYTES", default_value_t = BLOB_THRESHOLD)]
+    blob_threshold: u64,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -33,14 +41,23 @@ pub struct ImportArgs {
 
 pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     let name = args.name.as_deref().map(str::parse::<ModelName>).transpose()?;
+    let misuse = |what: &str| {
+        super::output::complain(&crate::error::Error::Invalid(what.into()));
+        Ok(ExitCode::from(2))
+    };
+    if let [path] = &args.paths[..]
+        && is_store(path)
+    {
+        return copy_store(args, path, name);
+    }
+    if !args.models.is_empty() {
+        return misuse("--model chooses from a store, and what is to be imported is none");
+    }
     if name.is_none() && args.paths.len() > 1 {
-        super::output::complain(&crate::error::Error::Invalid(
-            "several paths make one model: say its name with -n NAME".into(),
-        ));
-        return Ok(ExitCode::from(2));
+        return misuse("several paths make one model: say its name with -n NAME");
     }
     let bar = Bar::new("importing");
-    let options = Options { name, replace: args.replace };
+    let options = Options { name, replace: args.replace, blob_threshold: Some(args.blob_threshold) };
     let report = import(&args.store.path()?, &args.paths, &options, &bar);
     bar.finish();
     let report = report?;
@@ -50,6 +67,23 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
         print(&text(&report))?
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn copy_store(args: &ImportArgs, from: &Path, name: Option<ModelName>) -> Result<ExitCode> {
+    let bar = Bar::new("copying");
+    let options = CopyOptions { models: args.models.clone(), name, replace: args.replace };
+    let report = copy(&args.store.path()?, from, &options, &bar);
+    bar.finish();
+    let report = report?;
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print(&report.models.iter().map(text).collect::<String>())?;
+    }
+    for fault in &report.failed {
+        super::output::complain(&crate::error::Error::Invalid(fault.clone()));
+    }
+    Ok(if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn text(report: &ImportReport) -> String {

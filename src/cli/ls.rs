@@ -1,16 +1,21 @@
 //! `wmount ls`.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::{Value, json};
 
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
+use crate::digest::Digest;
 use crate::error::Result;
-use crate::model::SourceKind;
 use crate::store::{Found, Store};
 
 /// List the models of the store
 #[derive(Debug, clap::Args)]
 pub struct LsArgs {
+    /// What several models have in common instead: which models, and how many bytes are stored once for them
+    #[arg(long)]
+    shared: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -20,6 +25,9 @@ pub struct LsArgs {
 
 pub(super) fn run(args: &LsArgs) -> Result<()> {
     let store = args.store.open()?;
+    if args.shared {
+        return shared(&store, args.json);
+    }
     let models: Vec<Value> = store.find()?.iter().map(|found| describe(&store, found)).collect();
     if args.json {
         return print_json(&models);
@@ -34,12 +42,42 @@ pub(super) fn run(args: &LsArgs) -> Result<()> {
     print(&table(&rows, &[1, 2, 3]))
 }
 
+/// Blobs by the models that name them. Small files such as equal configs count, too.
+fn shared(store: &Store, as_json: bool) -> Result<()> {
+    let mut users: BTreeMap<Digest, (u64, BTreeSet<String>)> = BTreeMap::new();
+    for found in store.find()? {
+        // What cannot be read is told by `ls`.
+        let Ok(manifest) = store.manifest(&found) else { continue };
+        for layer in manifest.blobs() {
+            let (bytes, models) = users.entry(layer.digest).or_default();
+            *bytes = layer.size;
+            models.insert(found.name.to_string());
+        }
+    }
+    let mut groups: BTreeMap<BTreeSet<String>, (u64, u64)> = BTreeMap::new();
+    for (bytes, models) in users.into_values().filter(|(_, models)| models.len() > 1) {
+        let group = groups.entry(models).or_default();
+        *group = (group.0 + 1, group.1.saturating_add(bytes));
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
+    if as_json {
+        let group = |(models, (blobs, bytes))| json!({"models": models, "blobs": blobs, "bytes": bytes});
+        return print_json(&groups.into_iter().map(group).collect::<Vec<Value>>());
+    }
+    let mut rows = vec![["SIZE", "BLOBS", "MODELS"].map(String::from).to_vec()];
+    rows.extend(groups.into_iter().map(|(models, (blobs, bytes))| {
+        vec![size(bytes), blobs.to_string(), models.into_iter().collect::<Vec<_>>().join(", ")]
+    }));
+    print(&table(&rows, &[0, 1]))
+}
+
 fn describe(store: &Store, found: &Found) -> Value {
     let path = found.name.tree_path();
     match store.load(found) {
         Ok(model) => {
             let tensors = model.tensors.len() + model.other_tensors.len();
-            let programs = model.sources(SourceKind::Mlpackage).count();
+            let programs = model.programs().count();
             let mut blobs = std::collections::HashMap::new();
             let all = model.tensors.iter().chain(&model.other_tensors).map(|tensor| (tensor.blob, tensor.blob_len));
             blobs.extend(all.chain(model.files.iter().map(|file| (file.blob, file.len))));

@@ -2,6 +2,7 @@
 //!
 //! Exit status: 0, 1 for a failure, 2 for misuse.
 
+mod amb;
 mod cat;
 mod completions;
 mod demo;
@@ -12,6 +13,7 @@ mod import;
 mod ls;
 mod mount;
 mod output;
+mod prepare;
 mod rm;
 mod show;
 mod status;
@@ -70,6 +72,7 @@ enum Command {
     Cat(cat::CatArgs),
     Export(export::ExportArgs),
     Verify(verify::VerifyArgs),
+    Prepare(prepare::PrepareArgs),
     Rm(rm::RmArgs),
     Gc(gc::GcArgs),
     Umount(umount::UmountArgs),
@@ -91,8 +94,14 @@ pub fn main() -> ExitCode {
         Some(command) => command.run(),
         None => {
             let args = cli.mount.expect("clap demands STORE and MOUNTPOINT where there is no command");
-            mount::run(&args, |store| Ok(Arc::new(Vfs::new(Arc::new(Store::open(store)?))?)))
-                .map(|()| ExitCode::SUCCESS)
+            let listed = listed(&args.variants);
+            mount::run(&args, |store| {
+                Ok(Arc::new(Vfs::listing(
+                    Arc::new(Store::open(store)?.allowing_overflow(args.allow_overflow)),
+                    &listed,
+                )?))
+            })
+            .map(|()| ExitCode::SUCCESS)
         }
     };
     outcome.unwrap_or_else(|error| {
@@ -128,6 +137,7 @@ impl Command {
             Command::Cat(args) => done(cat::run(&args)),
             Command::Export(args) => done(export::run(&args)),
             Command::Verify(args) => verify::run(&args),
+            Command::Prepare(args) => done(prepare::run(&args)),
             Command::Rm(args) => done(rm::run(&args)),
             Command::Gc(args) => done(gc::run(&args)),
             Command::Umount(args) => done(umount::run(&args)),
@@ -142,6 +152,22 @@ impl Command {
 /// The manifests of the named models, or of all.
 fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
     if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_one(name)).collect() }
+}
+
+/// The names of all variants of all layouts.
+fn all_variants() -> impl Iterator<Item = &'static str> {
+    crate::layout::all().into_iter().flat_map(|layout| layout.variants()).map(|(name, _)| *name)
+}
+
+/// What `--variant` takes.
+fn variant_names() -> clap::builder::PossibleValuesParser {
+    all_variants().chain(["all"]).collect::<Vec<_>>().into()
+}
+
+/// The variants that these words stand for.
+fn listed(words: &[String]) -> Vec<String> {
+    let all = words.iter().any(|word| word == "all");
+    all_variants().filter(|name| all || words.iter().any(|word| word == name)).map(str::to_owned).collect()
 }
 
 /// The tree of a store without a mount.

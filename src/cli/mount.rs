@@ -24,6 +24,9 @@ pub struct MountArgs {
     /// Let other users read the mount
     #[arg(long)]
     pub allow_other: bool,
+    /// Show fp16 variants also of models that have values beyond its range; these become infinite
+    #[arg(long)]
+    pub allow_overflow: bool,
     /// Threads that serve requests [default: one for each core, at least four]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
@@ -32,6 +35,11 @@ pub struct MountArgs {
     // The variable is not clap's: one that is set would make every subcommand a mount.
     #[arg(long, value_name = "HOW")]
     pub read: Option<Mode>,
+    /// List this variant, such as int4-128, in every directory of a model that has it; `all` lists all of them
+    ///
+    /// A variant that is not listed is there all the same: open MODEL@VARIANT.
+    #[arg(long = "variant", value_name = "VARIANT", value_parser = super::variant_names())]
+    pub variants: Vec<String>,
     /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,

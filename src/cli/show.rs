@@ -1,19 +1,22 @@
-//! `wmount show MODEL`.
+//! `wmount show MODEL` and `wmount show FILE.amb`.
 
 use serde_json::{Map, Value, json};
 
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
-use crate::error::Result;
-use crate::layout;
-use crate::model::{Model, ModelName, SourceKind};
+use crate::error::{Error, Result};
+use crate::layout::{self, Files, Layout};
+use crate::model::{Model, ModelName};
 use crate::tree::Tree;
 
 /// Show a model: its tensors, files and shapes, and in which layouts it appears or why not
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
-    /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG]
+    /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG][@VARIANT], or an AMB file
     model: String,
+    /// Show the model's AMB file: header, sections and tensors
+    #[arg(long)]
+    amb: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -22,18 +25,36 @@ pub struct ShowArgs {
 }
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
-    let name: ModelName = args.model.parse()?;
+    if super::amb::is_file(&args.model) {
+        return super::amb::show_file(&args.model, args.json);
+    }
+    let (name, variant) = match args.model.split_once('@') {
+        Some((name, variant)) => (name, Some(variant)),
+        None => (args.model.as_str(), None),
+    };
+    let name: ModelName = name.parse()?;
     let store = std::sync::Arc::new(args.store.open()?);
     let model = store.load(&store.find_one(&name)?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
-    let tree = Tree::new(&store, store.find()?, None);
+    let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
-    let description = describe(&model, &path);
+    let unknown = |variant: &&str| !super::all_variants().any(|known| known == *variant);
+    if let Some(variant) = variant.filter(unknown) {
+        let known: Vec<&str> = super::all_variants().collect();
+        return Err(Error::Invalid(format!("{variant:?} is no variant; there are {}", known.join(", "))));
+    }
+    if args.amb {
+        let path = variant.map_or(path.clone(), |variant| format!("{path}@{variant}"));
+        return super::amb::show_model(store, &path, args.json);
+    }
+    let files = Files(store.blobs());
+    let mut description = describe(&model, &path, variant, files)?;
+    description["shapes"] = json!(layout::shapes(&model, files));
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
 
-fn describe(model: &Model, path: &str) -> Value {
+fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) -> Result<Value> {
     let tensors: Vec<Value> = [&model.tensors, &model.other_tensors]
         .into_iter()
         .flatten()
@@ -47,27 +68,44 @@ fn describe(model: &Model, path: &str) -> Value {
         let bytes: u64 = source.files.iter().map(|file| file.content.size()).sum();
         json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
     };
-    let programs = model.sources(SourceKind::Mlpackage).map(|source| json!(source.name)).collect::<Vec<_>>();
-    let layouts = layout::all().into_iter().map(|layout| {
-        let shown = match layout.expresses(model) {
-            Err(reason) => json!({"shown": false, "reason": reason}),
-            Ok(()) => {
-                let anchor = layout.anchors(&model.name, path).swap_remove(0);
-                json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
+    let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
+    let mut layouts = Map::new();
+    for layout in layout::all() {
+        if variant.is_none() {
+            layouts.insert(layout.name().into(), place_in(layout, model, path));
+        }
+        for (name, layout) in layout.variants().iter().filter(|(name, _)| variant.is_none_or(|only| only == *name)) {
+            let mut place = place_in(*layout, model, &format!("{path}@{name}"));
+            if place["shown"] == true
+                && let Some(overflow) = layout.overflow(model, files)?
+            {
+                let reason = format!("{overflow}; only a mount with --allow-overflow shows it");
+                place = json!({"shown": false, "reason": reason});
             }
-        };
-        (layout.name().to_owned(), shown)
-    });
-    json!({
+            layouts.insert(format!("{}@{name}", layout.name()), place);
+        }
+    }
+    Ok(json!({
         "model": model.name.to_string(),
         "path": path,
         "sources": model.sources.iter().map(source).collect::<Vec<_>>(),
         "programs": programs,
-        "layouts": layouts.collect::<Map<_, _>>(),
+        "layouts": layouts,
         "damaged": model.defects.iter().map(|defect| defect.what.as_str()).collect::<Vec<_>>(),
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
         "tensors": tensors,
-    })
+    }))
+}
+
+/// Where a layout or variant shows the model, or why not.
+fn place_in(layout: &dyn Layout, model: &Model, path: &str) -> Value {
+    match layout.expresses(model) {
+        Err(reason) => json!({"shown": false, "reason": reason}),
+        Ok(()) => {
+            let anchor = layout.anchors(&model.name, path).swap_remove(0);
+            json!({"shown": true, "path": format!("{}/{}", layout.name(), anchor.path)})
+        }
+    }
 }
 
 fn text(model: &Value) -> String {
@@ -91,6 +129,7 @@ fn text(model: &Value) -> String {
         vec![name.clone(), place]
     });
     text += &indent(layouts.collect(), &[]);
+    text += &shapes(&list("shapes"));
     text += "\nfiles\n";
     text += &indent(list("files").iter().map(|file| vec![word(&file["name"]), bytes(file)]).collect(), &[1]);
     text += "\ntensors\n";
@@ -98,4 +137,40 @@ fn text(model: &Value) -> String {
         .into_iter()
         .map(|tensor| vec![word(&tensor["name"]), word(&tensor["dtype"]), tensor["shape"].to_string(), bytes(&tensor)]);
     text + &indent(tensors.collect(), &[3])
+}
+
+/// The shapes of the model's packages, and what they do not share.
+fn shapes(shapes: &[Value]) -> String {
+    if shapes.is_empty() {
+        return String::new();
+    }
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let bytes = |value: &Value| size(value.as_u64().unwrap_or(0));
+    let features = |features: &Value| {
+        let one = |feature: &Value| {
+            let sizes: Vec<String> = list(&feature["shape"]).iter().map(ToString::to_string).collect();
+            format!("{} {}[{}]", word(&feature["name"]), word(&feature["dtype"]), sizes.join(", "))
+        };
+        list(features).iter().map(one).collect::<Vec<_>>().join(", ")
+    };
+    let (mut rows, mut alone) = (Vec::new(), Vec::new());
+    for shape in shapes {
+        let sizes = format!("{} + {}", bytes(&shape["program_bytes"]), bytes(&shape["weight_bytes"]));
+        let flow = match shape["damaged"].as_str() {
+            Some(why) => format!("damaged: {why}"),
+            None => format!("{} -> {}", features(&shape["inputs"]), features(&shape["outputs"])),
+        };
+        rows.push(vec![format!("  {}", word(&shape["name"])), sizes, flow]);
+        for constant in list(&shape["unshared"]) {
+            let name = format!("  {}: {}", word(&shape["name"]), word(&constant["name"]));
+            let ty = format!("{} {}", word(&constant["dtype"]), constant["shape"]);
+            alone.push(vec![name, ty, bytes(&constant["bytes"]), word(&constant["why"])]);
+        }
+    }
+    let mut text = format!("\nshapes\n{}", table(&rows, &[1]));
+    if !alone.is_empty() {
+        text += &format!("\nnot shared\n{}", table(&alone, &[2]));
+    }
+    text
 }

@@ -102,7 +102,14 @@ fn said_of(key: &str, value: &Value, now: i64) -> (String, Vec<Vec<String>>) {
         ("layouts", Value::Object(layouts)) => {
             let number = |layout: &Value, key: &str| layout[key].as_u64().unwrap_or(0);
             let row = |(name, layout): (&String, &Value)| {
-                vec![name.clone(), count(number(layout, "reads"), "read"), size(number(layout, "bytes"))]
+                let mut row = vec![name.clone(), count(number(layout, "reads"), "read"), size(number(layout, "bytes"))];
+                if let Some(seconds) = layout["compute_seconds"].as_f64() {
+                    let (made, lost) = (number(layout, "preparations"), number(layout, "fallbacks"));
+                    let from = size(number(layout, "blob_bytes"));
+                    let (made, lost) = (count(made, "preparation"), count(lost, "fallback"));
+                    row.push(format!("from {from} of blobs in {seconds:.1} s of computing, {made}, {lost}"));
+                }
+                row
             };
             (String::new(), layouts.iter().map(row).collect())
         }

@@ -108,6 +108,22 @@ impl Manifest {
         Manifest { file_format_version: "1.0.0".into(), items, root_model_identifier: root }
     }
 
+    /// The same with an item for the weights directory at `dir` in the place of those for the files in it; `None` if it
+    /// has one.
+    pub fn with_weights(&self, content: &Digest, dir: &str) -> Option<Manifest> {
+        if self.items.values().any(|item| item.path == dir) {
+            return None;
+        }
+        let mut manifest = self.clone();
+        let root = &self.root_model_identifier;
+        let in_dir = |path: &str| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
+        manifest.items.retain(|id, item| id == root || !in_dir(&item.path));
+        let (author, description) = (AUTHOR.into(), "CoreML Model Weights".into());
+        let item = Item { author, description, name: "weights".into(), path: dir.into() };
+        manifest.items.insert(identifier(content, WEIGHTS_PATH), item);
+        Some(manifest)
+    }
+
     /// The path of the model's file below `Data/`; `None` only if the fields were changed after [`parse`].
     pub fn model_path(&self) -> Option<&str> {
         self.items.get(&self.root_model_identifier).map(|item| item.path.as_str())
@@ -208,6 +224,18 @@ mod tests {
         assert_ne!(manifest.root_model_identifier, Manifest::new(&Digest::of(b"b"), true).root_model_identifier);
         assert_eq!(parse(&manifest.render()), Ok(manifest));
         assert_eq!(Manifest::new(&Digest::of(b"a"), false).items.len(), 1);
+    }
+
+    #[test]
+    fn the_weights_directory_becomes_an_item() {
+        let content = Digest::of(b"a");
+        assert_eq!(parse(COREMLTOOLS.as_bytes()).unwrap().with_weights(&content, WEIGHTS_PATH), None);
+        let manifest = parse(GO_COREML.as_bytes()).unwrap().with_weights(&content, WEIGHTS_PATH).unwrap();
+        let mut items: Vec<(&str, &str)> =
+            manifest.items.values().map(|item| (item.name.as_str(), item.path.as_str())).collect();
+        items.sort_unstable();
+        assert_eq!(items, [("model.mlmodel", MODEL_PATH), ("weights", WEIGHTS_PATH)]);
+        assert_eq!(manifest.model_path(), Some(MODEL_PATH));
     }
 
     #[test]

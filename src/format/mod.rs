@@ -6,6 +6,7 @@
 pub mod amb;
 pub mod gds;
 pub mod milblob;
+pub mod milprogram;
 pub mod mlpackage;
 pub mod mlprogram;
 pub mod ollama;

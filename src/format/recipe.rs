@@ -116,7 +116,7 @@ impl Named {
                     extents.extend((zeros > 0).then_some(Extent::Zeros(zeros as u64)));
                 }
                 ExtentBytes::Zeros => extents.push(Extent::Zeros(extent.len)),
-                ExtentBytes::Computed(_) => unreachable!("an imported file is made of stored bytes"),
+                ExtentBytes::Computed { .. } => unreachable!("an imported file is made of stored bytes"),
                 ExtentBytes::Blob { digest, offset } => {
                     let blob = *self.indices.entry(digest).or_insert_with(|| {
                         self.blobs.push(Blob(digest, blob_len(&digest)));

@@ -18,7 +18,7 @@ const REMEMBERED: usize = 4096;
 /// Damage is EIO, never ENOENT: a reader must not take a broken file for an absent one.
 pub fn errno(error: &Error) -> Errno {
     match error {
-        Error::NotFound(_) => Errno::ENOENT,
+        Error::NotFound(_) | Error::Refused(_) => Errno::ENOENT,
         Error::Stale(_) => Errno::ESTALE,
         Error::NotDir => Errno::ENOTDIR,
         Error::IsDir => Errno::EISDIR,
@@ -38,7 +38,7 @@ impl Complaints {
     /// Logs that `request` on inode `ino` failed.
     pub fn log(&self, request: &str, ino: u64, error: &Error) {
         match error {
-            Error::NotFound(_) | Error::Stale(_) | Error::NotDir | Error::IsDir => {
+            Error::NotFound(_) | Error::Refused(_) | Error::Stale(_) | Error::NotDir | Error::IsDir => {
                 tracing::debug!(request, ino, "{error}");
             }
             _ if self.is_new(ino) => tracing::error!(request, ino, "{error}"),

@@ -58,7 +58,7 @@ pub struct Fuse {
     next_listing: AtomicU64,
     passthrough: Passthrough<BackingId>,
     readpath: ReadPath,
-    complaints: Complaints,
+    complaints: Arc<Complaints>,
 }
 
 impl Fuse {
@@ -71,7 +71,7 @@ impl Fuse {
             next_listing: AtomicU64::new(1),
             passthrough: Passthrough::default(),
             readpath: ReadPath::new(mode),
-            complaints: Complaints::default(),
+            complaints: Arc::default(),
         }
     }
 
@@ -312,8 +312,25 @@ impl Filesystem for Fuse {
         if fh.0 & DIRECT != 0 {
             self.readpath.saw_read(ino.0, size, lock_owner.is_none());
         }
+        let size = size as usize;
+        if self.vfs.is_slow(ino.0) {
+            // The threads that serve requests must not all wait for one variant.
+            let (vfs, complaints) = (self.vfs.clone(), self.complaints.clone());
+            let work = move || {
+                let mut buffer = vec![0; size];
+                match vfs.read(ino.0, offset, &mut buffer) {
+                    Ok(len) => reply.data(&buffer[..len]),
+                    Err(error) => {
+                        complaints.log("read", ino.0, &error);
+                        reply.error(errno(&error));
+                    }
+                }
+            };
+            // Without a thread the reply goes down with the work, which the reader sees as an I/O error.
+            let _ = std::thread::Builder::new().spawn(work);
+            return;
+        }
         BUFFER.with_borrow_mut(|buffer| {
-            let size = size as usize;
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }

@@ -1,14 +1,35 @@
 //! `gds_export/<model>/manifest.json` and a raw file for each tensor: what oLLM streams layer by layer.
+//!
+//! | variant | files |
+//! |---|---|
+//! | none | the tensors as they are stored, `.bin` as exporters write them |
+//! | `@raw` | the same, `.raw`: one validator refuses `.bin`, which torch uses for pickles too |
+//! | `@f16` | bf16 and f32 as fp16: oLLM's readers take the bits of bfloat16 for those of float16 |
+//! | `@fp8` | weights encoded for transport, each with a file of scales; see [`gds::Transport`] |
 
 use std::collections::HashMap;
 
 use super::{Anchor, Branch, Files, Layout, VirtualFile, model_dir};
-use crate::error::Result;
-use crate::extent::ExtentMap;
-use crate::format::gds::{self, Entry};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::extent::{Computed, ExtentMap};
+use crate::format::gds::{self, Entry, Transport};
 use crate::model::{Model, ModelName, Tensor, check_path};
+use crate::transform::{Float, Fp8, Transform};
 
-pub(super) struct GdsExport;
+/// The export, or one variant of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum GdsExport {
+    Stored,
+    Raw,
+    F16,
+    Fp8,
+}
+
+/// The layout, and behind it its variants.
+pub(super) const GDS_EXPORT: GdsExport = GdsExport::Stored;
+static VARIANTS: [(&str, &dyn Layout); 3] =
+    [("raw", &GdsExport::Raw), ("f16", &GdsExport::F16), ("fp8", &GdsExport::Fp8)];
 
 /// The longest extension of any file, with its dot.
 const LONGEST_EXTENSION: usize = ".scale".len();
@@ -43,46 +64,161 @@ impl Layout for GdsExport {
     }
 
     fn plan(&self, model: &Model, _files: Files<'_>) -> Result<Vec<Branch>> {
-        Ok(vec![export(model, ".bin")])
+        let mut export = Export::new(model, if *self == GdsExport::Raw { ".raw" } else { ".bin" });
+        for tensor in model.tensors() {
+            match (self, cast_of(tensor), rows_of(tensor)) {
+                (GdsExport::F16, Some(cast), _) => export.cast(tensor, cast)?,
+                (GdsExport::Fp8, _, Some((float, row))) => export.encoded(tensor, float, row)?,
+                (GdsExport::Fp8, ..) => export.stored(tensor, true),
+                _ => export.stored(tensor, false),
+            }
+        }
+        Ok(export.finish())
+    }
+
+    fn variants(&self) -> &'static [(&'static str, &'static dyn Layout)] {
+        if *self == GDS_EXPORT { &VARIANTS } else { &[] }
+    }
+
+    fn overflow(&self, model: &Model, files: Files<'_>) -> Result<Option<String>> {
+        if *self == GdsExport::F16 { overflow(model, files) } else { Ok(None) }
     }
 }
 
-/// The tensors as they are stored, in files with this extension.
-fn export(model: &Model, extension: &str) -> Branch {
-    let mut export = Export::new(model);
-    model.tensors().iter().for_each(|tensor| export.stored(tensor, extension));
-    export.finish()
+/// The tensors of which values would become infinite as fp16, with their number.
+fn overflow(model: &Model, files: Files<'_>) -> Result<Option<String>> {
+    /// Tensors that are named; of more than these only the number is told.
+    const NAMED: usize = 8;
+    let mut hurt = Vec::new();
+    for tensor in model.tensors() {
+        let Some(cast) = cast_of(tensor).filter(|_| tensor.len > 0) else { continue };
+        let survey = tensor.computed(cast).survey(files.0)?;
+        let count = survey[..].try_into().map(u64::from_le_bytes);
+        let count = count.map_err(|_| Error::Invalid(format!("the count for {:?} is damaged", tensor.name)))?;
+        if count > 0 {
+            hurt.push((count, &tensor.name));
+        }
+    }
+    if hurt.is_empty() {
+        return Ok(None);
+    }
+    let total: u64 = hurt.iter().map(|(count, _)| count).sum();
+    let named: Vec<String> = hurt.iter().take(NAMED).map(|(count, name)| format!("{count} in {name:?}")).collect();
+    let more = hurt.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and others in {more} more tensors") } else { String::new() };
+    let verb = if total == 1 { "value would become" } else { "values would become" };
+    Ok(Some(format!("{total} {verb} infinite: {}{more}", named.join(", "))))
+}
+
+/// How a tensor becomes fp16, if it is of a type that oLLM does not read as what it is.
+fn cast_of(tensor: &Tensor) -> Option<Transform> {
+    Float::of(tensor.dtype).filter(|float| *float != Float::F16).map(Transform::F16)
+}
+
+/// The rows of a tensor that is encoded for transport. Those of one dimension are small, and norms are not rows.
+fn rows_of(tensor: &Tensor) -> Option<(Float, u64)> {
+    let float = Float::of(tensor.dtype)?;
+    let row = Dtype::elements(tensor.shape.get(1..)?)?;
+    (tensor.shape.len() > 1 && tensor.len > 0).then_some((float, row))
 }
 
 /// A directory that is being planned.
 struct Export<'a> {
     model: &'a Model,
+    /// Extension of files that hold plain elements.
+    extension: &'static str,
     branch: Branch,
     entries: Vec<Entry>,
+    /// The digests of encoded files, in the order of their entries.
+    digests: Vec<Computed>,
 }
 
+/// Stands in the text of a manifest for a digest that is computed when it is read, and is as long as one.
+const DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
 impl<'a> Export<'a> {
-    fn new(model: &'a Model) -> Self {
-        Export { model, branch: Branch::dir(), entries: Vec::with_capacity(model.tensors().len()) }
+    fn new(model: &'a Model, extension: &'static str) -> Self {
+        let entries = Vec::with_capacity(model.tensors().len());
+        Export { model, extension, branch: Branch::dir(), entries, digests: Vec::new() }
     }
 
     fn file(&mut self, path: &str, content: ExtentMap) {
         self.branch.put(path, VirtualFile::new(content, self.model.modified()));
     }
 
-    /// Adds a tensor as it is stored.
-    fn stored(&mut self, tensor: &Tensor, extension: &str) {
+    fn computed(&mut self, path: &str, tensor: &Tensor, transform: Transform) -> Result<()> {
         let mut content = ExtentMap::new();
-        tensor.push_to(&mut content);
-        let path = gds::file_stem(&tensor.name) + extension;
-        self.file(&path, content);
-        let (name, dtype, shape) = (tensor.name.clone(), tensor.dtype, tensor.shape.clone());
-        self.entries.push(Entry { name, path, dtype, shape, transport: None });
+        let pushed = content.push_computed(tensor.computed(transform), tensor.blob_len);
+        pushed.ok_or_else(|| Error::Invalid(format!("{} cannot be made of {:?}", transform.name(), tensor.name)))?;
+        self.file(path, content);
+        Ok(())
     }
 
-    fn finish(mut self) -> Branch {
-        let manifest = ExtentMap::from_bytes(gds::render(&self.entries));
-        self.file(gds::MANIFEST, manifest);
-        self.branch
+    /// Adds a tensor as it is stored, be it what was wanted or what is left where it is not encoded.
+    fn stored(&mut self, tensor: &Tensor, fallback: bool) {
+        let mut content = ExtentMap::new();
+        tensor.push_to(&mut content);
+        let path = gds::file_stem(&tensor.name) + self.extension;
+        let file = VirtualFile { fallback, ..VirtualFile::new(content, self.model.modified()) };
+        self.branch.put(&path, file);
+        self.entries.push(entry(tensor, path, tensor.dtype, None));
     }
+
+    /// Adds a tensor as fp16.
+    fn cast(&mut self, tensor: &Tensor, cast: Transform) -> Result<()> {
+        let path = gds::file_stem(&tensor.name) + self.extension;
+        if tensor.len > 0 {
+            self.computed(&path, tensor, cast)?;
+        } else {
+            self.file(&path, ExtentMap::new());
+        }
+        self.entries.push(entry(tensor, path, Dtype::F16, None));
+        Ok(())
+    }
+
+    /// Adds a tensor as e4m3fn with its scales.
+    fn encoded(&mut self, tensor: &Tensor, float: Float, row: u64) -> Result<()> {
+        let stem = gds::file_stem(&tensor.name);
+        let (path, scale_path) = (format!("{stem}.fp8"), format!("{stem}.scale"));
+        self.computed(&path, tensor, Transform::Fp8(float, row, Fp8::Codes))?;
+        self.computed(&scale_path, tensor, Transform::Fp8(float, row, Fp8::Scales))?;
+        self.digests.push(tensor.computed(Transform::Fp8(float, row, Fp8::Digest)));
+        let name = |dtype| gds::torch_name(dtype).unwrap_or_default().to_owned();
+        let transport = Transport {
+            encoding: gds::FP8_ROWS.into(),
+            encoded_dtype: name(Dtype::F8E4M3),
+            encoded_nbytes: tensor.len / float.bytes() as u64,
+            decoded_dtype: name(tensor.dtype),
+            decoded_shape: tensor.shape.clone(),
+            decoded_nbytes: tensor.len,
+            scale_encoding: gds::ROW_SCALES.into(),
+            scale_path,
+            checksum: format!("sha256:{DIGEST}"),
+            decode_location: gds::CUDA_UPCAST.into(),
+        };
+        self.entries.push(entry(tensor, path, Dtype::F8E4M3, Some(transport)));
+        Ok(())
+    }
+
+    /// Adds the manifest, whose digests are computed when it is read: its size does not depend on them.
+    fn finish(mut self) -> Vec<Branch> {
+        let text = String::from_utf8(gds::render(&self.entries)).expect("JSON is UTF-8");
+        // No text of the model's can hold this: its quotation marks are escaped.
+        let marker = format!("\"checksum\": \"sha256:{DIGEST}\"");
+        let mut parts = text.split(&marker);
+        let mut content = ExtentMap::from_bytes(parts.next().unwrap_or_default().into());
+        for (part, digest) in parts.zip(std::mem::take(&mut self.digests)) {
+            content.push_inline(b"\"checksum\": \"sha256:");
+            // That the tensor is within its blob was checked when the model was loaded.
+            content.push_computed(digest, u64::MAX).expect("the codes of the same tensor were appended");
+            content.push_inline(b"\"");
+            content.push_inline(part.as_bytes());
+        }
+        self.file(gds::MANIFEST, content);
+        vec![self.branch]
+    }
+}
+
+fn entry(tensor: &Tensor, path: String, dtype: Dtype, transport: Option<Transport>) -> Entry {
+    Entry { name: tensor.name.clone(), path, dtype, shape: tensor.shape.clone(), transport }
 }

@@ -10,13 +10,18 @@ mod ollama;
 mod original;
 mod safetensors;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, Result};
 use crate::extent::{Blobs, ExtentMap};
+use crate::format::{Bytes, past_the_end};
 use crate::model::{Model, ModelName, SmallFile, Source};
+
+pub use coreml::{Shape, Unshared, shapes};
 
 /// A view of models.
 pub trait Layout: Send + Sync {
@@ -41,6 +46,16 @@ pub trait Layout: Send + Sync {
 
     /// Directories that are there even without a model.
     fn fixed_dirs(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The values that would become infinite if it showed the model, in words; finding out may read all tensors.
+    fn overflow(&self, _model: &Model, _files: Files<'_>) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// Its variants by name: each a layout whose models stand at `path@name`.
+    fn variants(&self) -> &'static [(&'static str, &'static dyn Layout)] {
         &[]
     }
 }
@@ -83,12 +98,14 @@ pub struct VirtualFile {
     pub mtime: SystemTime,
     /// Files of one model and layout with the same link and content are one inode, with the time of the first.
     pub link: Option<&'static str>,
+    /// Whether it is as stored because the variant does not compute it.
+    pub fallback: bool,
 }
 
 impl VirtualFile {
     /// A file with an inode of its own.
     pub fn new(content: ExtentMap, mtime: SystemTime) -> VirtualFile {
-        VirtualFile { content: Arc::new(content), mtime, link: None }
+        VirtualFile { content: Arc::new(content), mtime, link: None, fallback: false }
     }
 }
 
@@ -131,10 +148,42 @@ impl Files<'_> {
         ExtentMap::from_blob(file.blob, file.len).read_all(self.0)
     }
 
+    /// A virtual file as a parser sees it.
+    pub fn bytes<'b>(&'b self, content: &'b ExtentMap) -> impl Bytes + 'b {
+        MapBytes { content, blobs: self.0 }
+    }
+
+    /// A part of a virtual file that is small enough to be held in memory.
+    pub fn part(&self, content: &ExtentMap, range: Range<u64>) -> Result<Vec<u8>> {
+        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        let bytes = self.bytes(content).get(range.start, len).map(Cow::into_owned);
+        bytes.map_err(|fault| Error::Invalid(fault.to_string()))
+    }
+
     /// A small file of the model parsed as a JSON object; `None` if the model has none or it is no object.
     pub fn json(&self, model: &Model, path: &str) -> Result<Option<serde_json::Map<String, serde_json::Value>>> {
         let Some(file) = model.file(path) else { return Ok(None) };
         Ok(serde_json::from_slice(&self.read(file)?).ok())
+    }
+}
+
+struct MapBytes<'a> {
+    content: &'a ExtentMap,
+    blobs: &'a dyn Blobs,
+}
+
+impl Bytes for MapBytes<'_> {
+    fn len(&self) -> u64 {
+        self.content.size()
+    }
+
+    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len()) {
+            return Err(past_the_end(self, offset, len));
+        }
+        let mut bytes = vec![0; len];
+        let read = self.content.read(self.blobs, offset, &mut bytes);
+        read.map(|_| Cow::Owned(bytes)).map_err(|error| Fault::new(offset, error.to_string()))
     }
 }
 
@@ -144,9 +193,9 @@ pub const COUNT: usize = 7;
 /// Every layout, in order of name.
 pub fn all() -> [&'static dyn Layout; COUNT] {
     [
-        &amb::Amb,
+        &amb::AMB,
         &coreml::CoreMl,
-        &gds_export::GdsExport,
+        &gds_export::GDS_EXPORT,
         &ollama::Ollama::Today,
         &ollama::Ollama::Seed,
         &original::Original,

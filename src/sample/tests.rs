@@ -7,7 +7,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::digest::Digest;
-use crate::format::mlprogram::{Kind, Program, weight_file};
+use crate::format::mlprogram::decoded::Program;
+use crate::format::mlprogram::{Kind, weight_file};
 use crate::format::{milblob, mlpackage};
 
 /// Name, dtype, shape and bytes of the tensors of a safetensors file.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 
+use super::memo::Memos;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::Blobs;
@@ -23,12 +24,13 @@ const OPEN_FILES: usize = 512;
 pub struct BlobFiles {
     dir: PathBuf,
     open: Cache<Digest, Arc<File>>,
+    memos: Memos,
 }
 
 impl BlobFiles {
-    /// The blobs in `dir`.
-    pub fn new(dir: PathBuf) -> Self {
-        BlobFiles { dir, open: Cache::new(OPEN_FILES) }
+    /// The blobs in `dir`, and what is known of them in `memo_dir`.
+    pub fn new(dir: PathBuf, memo_dir: PathBuf) -> Self {
+        BlobFiles { dir, open: Cache::new(OPEN_FILES), memos: Memos::new(memo_dir) }
     }
 
     /// Opens a blob: a regular file, or a link to one.
@@ -67,5 +69,9 @@ impl Blobs for BlobFiles {
         // What was opened may be the damaged file that a whole one has replaced since.
         self.open.remove(digest);
         self.open(digest)?.read_exact_at(buf, offset).map_err(|error| damaged(digest, &error))
+    }
+
+    fn memo(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        self.memos.get(key, make)
     }
 }

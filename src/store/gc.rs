@@ -107,6 +107,10 @@ impl Store {
             }
         }
         sync_dir(&dir)?;
+        if report.removed > 0 {
+            // Which blob a memo speaks of is not in its name; those still needed are made again.
+            let _ = fs::remove_dir_all(self.own_path("memo")?);
+        }
         Ok(report)
     }
 

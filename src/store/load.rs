@@ -18,7 +18,7 @@ const MAX_MODEL: u64 = 1 << 60;
 
 impl Store {
     /// The bytes of a manifest.
-    fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
+    pub(super) fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
         let path = self.manifest_path(&found.name);
         let mut bytes = Vec::new();
         File::open(&path).at(&path)?.take(ollama::MAX_MANIFEST + 1).read_to_end(&mut bytes).at(&path)?;

@@ -3,7 +3,7 @@
 //! ```text
 //! <store>/blobs/sha256-<64 hex>
 //! <store>/manifests/<host>/<namespace>/<name>/<tag>
-//! <store>/.wmount/                 lock, files being written, manifests of removed models
+//! <store>/.wmount/                 lock, files being written, memos, manifests of removed models
 //! ```
 //!
 //! Readers need no lock: a blob appears complete or not at all, and a manifest after its blobs. Writers hold
@@ -13,6 +13,7 @@ mod blobs;
 mod gc;
 pub mod import;
 mod load;
+mod memo;
 mod stage;
 mod verify;
 
@@ -38,6 +39,7 @@ pub struct Store {
     blobs: BlobFiles,
     /// What was passed over below `manifests/`, each logged once.
     ignored: Mutex<HashSet<PathBuf>>,
+    allow_overflow: bool,
 }
 
 /// A manifest found in the store, not yet read.
@@ -69,7 +71,8 @@ impl Store {
             )));
         }
         let root = root.canonicalize().at(root)?;
-        Ok(Store { blobs: BlobFiles::new(root.join("blobs")), root, ignored: Mutex::default() })
+        let blobs = BlobFiles::new(root.join("blobs"), root.join(".wmount/memo"));
+        Ok(Store { blobs, root, ignored: Mutex::default(), allow_overflow: false })
     }
 
     /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was
@@ -94,6 +97,16 @@ impl Store {
             }
         }
         Store::open(root)
+    }
+
+    /// Whether variants are shown whose casts make finite values infinite.
+    pub fn allowing_overflow(self, allow: bool) -> Store {
+        Store { allow_overflow: allow, ..self }
+    }
+
+    /// Whether such variants are shown.
+    pub fn allows_overflow(&self) -> bool {
+        self.allow_overflow
     }
 
     /// The store's directory.

@@ -98,6 +98,51 @@ impl<'a> Stage<'a> {
         self.add_file(file, digest, len)
     }
 
+    /// Takes a blob of another store, as a clone or another name of the file if the file system can, else as a copy;
+    /// `false` if the store had it already.
+    pub fn take(&self, source: &Path, digest: &Digest, len: u64) -> Result<bool> {
+        let damaged = |fault: String| Error::Damaged { digest: *digest, fault };
+        let found = source.metadata().map_err(|error| damaged(error.to_string()))?;
+        if !found.is_file() || found.len() != len {
+            return Err(damaged(format!("it has {} bytes, its manifest says {len}", found.len())));
+        }
+        if self.has(digest, len) {
+            return Ok(false);
+        }
+        let mut from = File::open(source).at(source)?;
+        let temporary = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
+        let temporary = if clone_file(&from, temporary.as_file()) {
+            temporary.as_file().set_permissions(Permissions::from_mode(0o444)).at(temporary.path())?;
+            temporary.into_temp_path()
+        } else if let Some(link) = self.link(source, digest) {
+            link
+        } else {
+            let mut draft = Draft { file: temporary, hasher: Hasher::new(), len: 0 };
+            let mut buf = vec![0; 1 << 20];
+            loop {
+                match std::io::Read::read(&mut from, &mut buf).at(source)? {
+                    0 => break,
+                    len => draft.write(&buf[..len])?,
+                }
+            }
+            let actual = draft.hasher.clone().finish();
+            if actual != *digest {
+                return Err(damaged(format!("its content has the digest {actual}")));
+            }
+            return Ok(self.add(draft)?.1);
+        };
+        self.lock().staged.insert(*digest, temporary);
+        Ok(true)
+    }
+
+    /// Another name of a blob, if the file system has such and the owner allows it.
+    fn link(&self, source: &Path, digest: &Digest) -> Option<TempPath> {
+        // The blob may be a symbolic link; its target is what is wanted.
+        let (source, link) = (source.canonicalize().ok()?, self.dir.join(digest.file_name()));
+        fs::hard_link(source, &link).ok()?;
+        TempPath::try_from_path(link).ok()
+    }
+
     /// Stores bytes that are in memory; `false` if the store had them already.
     pub fn add_bytes(&self, bytes: &[u8]) -> Result<(Digest, bool)> {
         let digest = Digest::of(bytes);
@@ -207,6 +252,17 @@ fn sync_file_system(dir: &Path) -> Result<()> {
 #[cfg(not(target_os = "linux"))]
 fn sync_file_system(dir: &Path) -> Result<()> {
     sync_dir(dir)
+}
+
+/// Makes `to` share the content of `from`, if the file system can.
+fn clone_file(from: &File, to: &File) -> bool {
+    #[cfg(target_os = "linux")]
+    return rustix::fs::ioctl_ficlone(to, from).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (from, to);
+        false
+    }
 }
 
 /// Asks the kernel to begin writing the file out, so that the sync at the end finds little to do.

@@ -15,6 +15,7 @@ mod adaptive;
 mod block;
 mod cast;
 mod float;
+mod fp8;
 mod granules;
 mod int8;
 mod quantise;
@@ -23,9 +24,11 @@ mod survey;
 use std::sync::Arc;
 
 use crate::error::Result;
+use fp8::Rows;
 
 pub use block::{Bits, BlockSize};
 pub use float::Float;
+pub use fp8::Fp8;
 
 /// Elements in a block of [`Transform::Adaptive`].
 pub const ADAPTIVE_BLOCK: u64 = adaptive::BLOCK as u64;
@@ -58,6 +61,8 @@ pub enum Transform {
     Block(Float, Bits, BlockSize),
     /// A mask, fp16 scales and blocks of 32 elements, a tenth of them as fp16 and the others in 4 bits.
     Adaptive(Float),
+    /// Rows of so many elements as 8 bit floats with an fp32 scale for each row; `format::gds` names the encoding.
+    Fp8(Float, u64, Fp8),
 }
 
 impl Transform {
@@ -70,6 +75,14 @@ impl Transform {
                 format!("int{}-{} of {}", bits.count(), block.elements(), float.name())
             }
             Transform::Adaptive(float) => format!("adaptive-{ADAPTIVE_BLOCK} of {}", float.name()),
+            Transform::Fp8(float, elements, part) => {
+                let part = match part {
+                    Fp8::Codes => "e4m3fn",
+                    Fp8::Scales => "e4m3fn scales",
+                    Fp8::Digest => "e4m3fn digest",
+                };
+                format!("{part} of {}, rows of {elements}", float.name())
+            }
         }
     }
 
@@ -77,7 +90,7 @@ impl Transform {
     pub fn float(self) -> Float {
         match self {
             Transform::F16(float) | Transform::Int8(float) | Transform::Block(float, ..) => float,
-            Transform::Adaptive(float) => float,
+            Transform::Adaptive(float) | Transform::Fp8(float, ..) => float,
         }
     }
 
@@ -95,6 +108,14 @@ impl Transform {
                 elements.div_ceil(block.elements() as u64).checked_mul(bits.granule(block) as u64)
             }
             Transform::Adaptive(_) => adaptive::Parts::of(elements)?.len(),
+            Transform::Fp8(_, row, part) => {
+                let rows = elements.checked_div(row).filter(|rows| rows * row == elements)?;
+                match part {
+                    Fp8::Codes => Some(elements),
+                    Fp8::Scales => rows.checked_mul(fp8::SCALE),
+                    Fp8::Digest => Some(fp8::DIGEST),
+                }
+            }
         }
     }
 
@@ -105,15 +126,28 @@ impl Transform {
             Transform::Int8(float) => int8::read(float, input, offset, out),
             Transform::Block(float, bits, block) => block::read(float, bits, block, input, offset, out),
             Transform::Adaptive(float) => adaptive::read(float, input, offset, out),
+            Transform::Fp8(float, elements, part) => Rows { float, elements }.read(part, input, offset, out),
         }
     }
 
-    /// What must be known of the whole input before a byte can be computed: nothing, for most.
+    /// Whether anything must be known of the whole input before a byte can be computed.
+    pub fn is_surveyed(self) -> bool {
+        match self {
+            Transform::F16(_) | Transform::Block(..) => false,
+            Transform::Int8(_) | Transform::Adaptive(_) => true,
+            Transform::Fp8(float, elements, part) => Rows { float, elements }.is_surveyed(part),
+        }
+    }
+
+    /// What must be known of the whole input before a byte can be computed: nothing, for most. That of
+    /// [`Transform::F16`] is only for who wants to know: how many values become infinite, 8 bytes.
     pub fn survey(self, input: &dyn Input) -> Result<Vec<u8>> {
         match self {
-            Transform::F16(_) | Transform::Block(..) => Ok(Vec::new()),
+            Transform::F16(float) => cast::survey(float, input),
+            Transform::Block(..) => Ok(Vec::new()),
             Transform::Int8(float) => int8::survey(float, input),
             Transform::Adaptive(float) => adaptive::survey(float, input),
+            Transform::Fp8(float, elements, part) => Rows { float, elements }.survey(part, input),
         }
     }
 }

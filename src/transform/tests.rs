@@ -87,6 +87,8 @@ fn check_block(values: &[f32], scale: f32, integers: &[i32]) -> Result<(), TestC
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
     #[test]
     fn a_range_is_that_of_the_whole(
         values in values(), float in float(), index in 0..ALL.len(),
@@ -142,6 +144,43 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn a_range_of_fp8_rows_is_that_of_the_whole(
+        values in values(), float in float(), row in 1usize..700, part in 0..3usize,
+        a in any::<prop::sample::Index>(), len in prop_oneof![0usize..40, 0usize..10_000],
+    ) {
+        let whole_rows = values.len() / row * row;
+        prop_assume!(whole_rows > 0);
+        let transform = Transform::Fp8(float, row as u64, [Fp8::Codes, Fp8::Scales, Fp8::Digest][part]);
+        let input = input(transform, &values[..whole_rows]);
+        let whole = whole(transform, &input);
+        let offset = a.index(whole.len());
+        let len = len.min(whole.len() - offset);
+        prop_assert_eq!(&read(transform, &input, offset as u64, len), &whole[offset..offset + len]);
+    }
+}
+
+#[test]
+fn long_fp8_rows_are_those_of_the_same_values() {
+    // Row lengths on both sides of the one from which on the scales are surveyed.
+    let row = (1 << 19) + 3;
+    let values: Vec<f32> = (0..2 * row).map(|index| ((index * 7919 % 1009) as f32 - 500.0) * 0.01).collect();
+    let of = |float, part| {
+        let transform = Transform::Fp8(float, row as u64, part);
+        whole(transform, &input(transform, &values))
+    };
+    let exact: Vec<f32> = values.iter().map(|&value| f16::from_f32(value).to_f32()).collect();
+    let transform = Transform::Fp8(Float::F32, row as u64, Fp8::Codes);
+    assert!(of(Float::F16, Fp8::Codes) == whole(transform, &input(transform, &exact)));
+    let scales: Vec<f32> =
+        of(Float::F32, Fp8::Scales).as_chunks().0.iter().map(|&raw| f32::from_le_bytes(raw)).collect();
+    let peak = |values: &[f32]| values.iter().fold(0.0f32, |max, value| max.max(value.abs()));
+    assert_eq!(scales, [peak(&values[..row]) / 448.0, peak(&values[row..]) / 448.0]);
+    let digest = crate::digest::Digest::of(&of(Float::F32, Fp8::Codes)).hex().into_bytes();
+    assert_eq!(of(Float::F32, Fp8::Digest), digest);
+}
+
 #[test]
 fn bytes_of_small_blocks() {
     let transform = Transform::Block(Float::F32, Bits::Four, BlockSize::B32);
@@ -166,6 +205,7 @@ fn values_that_are_no_numbers() {
             Transform::Int8(_) => assert_eq!(bytes[4..], [127, 0x81, 0, 0, 127, 0, 0, 0]),
             Transform::Block(..) => assert_eq!(bytes[..2], f16::MAX.to_le_bytes()),
             Transform::Adaptive(_) => assert_eq!(bytes[0], 1),
+            Transform::Fp8(..) => {}
         }
     }
     let transform = Transform::Block(Float::F32, Bits::Four, BlockSize::B128);

@@ -1,24 +1,11 @@
-//! The metadata and config sections, from config.json.
+//! The config section, from config.json.
 
 use serde_json::{Map, Value, json};
 
-use crate::model::Model;
-
 type Object = Map<String, Value>;
 
-/// What is known of the model in general.
-pub(super) fn metadata(model: &Model, config: Option<&Object>) -> Vec<u8> {
-    let mut metadata = Object::new();
-    metadata.insert("name".into(), json!(model.name.name));
-    if let Some(family) = config.and_then(|config| text_config(config).get("model_type")) {
-        metadata.insert("family".into(), family.clone());
-    }
-    metadata.insert("version".into(), json!(model.name.tag));
-    Value::Object(metadata).to_string().into_bytes()
-}
-
 /// The keys of the seed, from those that Hugging Face configs use for them. A key whose value is not known is left out.
-pub(super) fn config(config: &Object) -> Vec<u8> {
+pub(super) fn section(config: &Object) -> Vec<u8> {
     let text = text_config(config);
     let first = |keys: &[&str]| keys.iter().find_map(|key| text.get(*key)).filter(|value| !value.is_null()).cloned();
     let heads = first(&["num_attention_heads", "n_head", "n_heads"]);
@@ -46,7 +33,7 @@ pub(super) fn config(config: &Object) -> Vec<u8> {
 }
 
 /// The part of a multimodal config that speaks of the language model, or the config itself.
-fn text_config(config: &Object) -> &Object {
+pub(super) fn text_config(config: &Object) -> &Object {
     config.get("text_config").and_then(Value::as_object).unwrap_or(config)
 }
 
@@ -85,7 +72,7 @@ mod tests {
 
     fn mapped(text: &str) -> Value {
         let source: Object = serde_json::from_str(text).expect("an object");
-        serde_json::from_slice(&config(&source)).expect("JSON")
+        serde_json::from_slice(&section(&source)).expect("JSON")
     }
 
     #[test]
@@ -109,5 +96,76 @@ mod tests {
             (&nested["architecture"], &nested["n_embd"], &nested["is_rope"]),
             (&json!("gemma3_text"), &json!(8), &json!(true))
         );
+    }
+
+    /// What the families in common use publish, cut to what is mapped.
+    #[test]
+    fn published_configs() {
+        let cases = [
+            (
+                r#"{"model_type":"mistral","vocab_size":32768,"hidden_size":4096,"num_hidden_layers":32,"head_dim":null,
+                    "num_attention_heads":32,"num_key_value_heads":8,"max_position_embeddings":32768,"hidden_act":"silu",
+                    "rope_theta":1000000.0,"sliding_window":null}"#,
+                json!(["mistral", 32768, 4096, 32, 32, 8, 32768, true, "silu", 1e6, 1.0]),
+            ),
+            (
+                r#"{"model_type":"qwen2","vocab_size":151936,"hidden_size":896,"num_hidden_layers":24,
+                    "num_attention_heads":14,"num_key_value_heads":2,"max_position_embeddings":32768,"hidden_act":"silu",
+                    "rope_theta":1000000.0,"use_sliding_window":false}"#,
+                json!(["qwen2", 151936, 896, 24, 14, 2, 32768, true, "silu", 1e6, 1.0]),
+            ),
+            (
+                r#"{"model_type":"qwen3","vocab_size":151936,"hidden_size":1024,"num_hidden_layers":28,"head_dim":128,
+                    "num_attention_heads":16,"num_key_value_heads":8,"max_position_embeddings":40960,"hidden_act":"silu",
+                    "rope_scaling":null,"rope_theta":1000000}"#,
+                json!(["qwen3", 151936, 1024, 28, 16, 8, 40960, true, "silu", 1000000, 1.0]),
+            ),
+            (
+                r#"{"model_type":"gemma","vocab_size":256000,"hidden_size":2048,"num_hidden_layers":18,"head_dim":256,
+                    "num_attention_heads":8,"num_key_value_heads":1,"max_position_embeddings":8192,
+                    "hidden_act":"gelu","hidden_activation":"gelu_pytorch_tanh","rope_theta":10000.0}"#,
+                json!(["gemma", 256000, 2048, 18, 8, 1, 8192, true, "gelu_pytorch_tanh", 10000.0, 1.0]),
+            ),
+            (
+                r#"{"model_type":"phi","vocab_size":51200,"hidden_size":2560,"num_hidden_layers":32,
+                    "num_attention_heads":32,"num_key_value_heads":null,"max_position_embeddings":2048,
+                    "hidden_act":"gelu_new","partial_rotary_factor":0.4}"#,
+                json!(["phi", 51200, 2560, 32, 32, 32, 2048, true, "gelu_new", 10000.0, 1.0]),
+            ),
+            (
+                r#"{"model_type":"phi3","vocab_size":32064,"hidden_size":3072,"num_hidden_layers":32,
+                    "num_attention_heads":32,"num_key_value_heads":32,"max_position_embeddings":4096,"hidden_act":"silu",
+                    "rope_theta":10000.0,"rope_scaling":null}"#,
+                json!(["phi3", 32064, 3072, 32, 32, 32, 4096, true, "silu", 10000.0, 1.0]),
+            ),
+            (
+                r#"{"model_type":"bert","vocab_size":30522,"hidden_size":384,"num_hidden_layers":6,
+                    "num_attention_heads":12,"max_position_embeddings":512,"hidden_act":"gelu",
+                    "position_embedding_type":"absolute"}"#,
+                json!(["bert", 30522, 384, 6, 12, 12, 512, false, "gelu", null, null]),
+            ),
+            (
+                r#"{"model_type":"gpt2","vocab_size":50257,"n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,
+                    "n_ctx":1024,"activation_function":"gelu_new"}"#,
+                json!(["gpt2", 50257, 768, 12, 12, 12, 1024, false, "gelu_new", null, null]),
+            ),
+        ];
+        const KEYS: [&str; 11] = [
+            "architecture",
+            "n_vocab",
+            "n_embd",
+            "n_layers",
+            "n_heads",
+            "n_kv_heads",
+            "max_seq_len",
+            "is_rope",
+            "activation_fn",
+            "rope_freq_base",
+            "rope_scaling",
+        ];
+        for (config, expected) in cases {
+            let mapped = mapped(config);
+            assert_eq!(Value::from(KEYS.map(|key| mapped[key].clone()).to_vec()), expected);
+        }
     }
 }

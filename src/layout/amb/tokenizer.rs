@@ -1,14 +1,6 @@
 //! The tokenizer section: type byte, special token ids, vocabulary.
 //!
-//! | type | vocabulary |
-//! |---|---|
-//! | 0 BPE | u32 number of merges, each u16 length and `left right`; then the tokens |
-//! | 1 SentencePiece | the bytes of tokenizer.model |
-//! | 2 WordPiece | the tokens |
-//! | 3 custom | the bytes of tokenizer.json |
-//!
-//! The tokens are: u32 number, each u32 id, u16 length and the token, in order of id. Lengths are in bytes of UTF-8.
-//! The ids are u16: BOS, EOS, PAD, UNK, MASK; 65535 is none, or one that u16 cannot hold.
+//! Its form is part of the page of [`crate::format::amb`].
 
 use serde_json::{Map, Value};
 
@@ -106,7 +98,8 @@ fn added_tokens(tokenizer: &Object) -> impl Iterator<Item = &Object> {
     tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_object)
 }
 
-/// The special ids: by the token's text in tokenizer_config.json, else by `<which>_token_id` in config.json.
+/// The special ids: by the token's text in tokenizer_config.json, else by `<which>_token_id` in config.json;
+/// the unknown token also by what the vocabulary says of itself.
 fn special_ids(tokenizer: Option<&Object>, settings: Option<&Object>, config: Option<&Object>) -> [u16; 5] {
     SPECIAL.map(|which| {
         let by_text = || {
@@ -114,12 +107,16 @@ fn special_ids(tokenizer: Option<&Object>, settings: Option<&Object>, config: Op
             let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
             token_id(tokenizer?, text)
         };
+        let by_model = || match which {
+            "unk" => token_id(tokenizer?, tokenizer?.get("model")?.get("unk_token")?.as_str()?),
+            _ => None,
+        };
         let by_id = || {
             let id = config?.get(&format!("{which}_token_id"))?;
             // Models with several end tokens list the main one first.
             id.as_u64().or_else(|| id.as_array()?.first()?.as_u64())
         };
-        by_text().or_else(by_id).and_then(|id| u16::try_from(id).ok()).unwrap_or(NO_TOKEN)
+        by_text().or_else(by_id).or_else(by_model).and_then(|id| u16::try_from(id).ok()).unwrap_or(NO_TOKEN)
     })
 }
 
@@ -147,6 +144,12 @@ mod tests {
         let expected = b"\x02\0\0\0\x03\0a b\x03\0c d\x03\0\0\0\0\0\0\0\x01\0a\x01\0\0\0\x01\0b\x02\0\0\0\x04\0</s>";
         assert_eq!((kind, bytes.as_slice()), (0, expected.as_slice()));
         assert_eq!(vocabulary(&object(r#"{"model":{"type":"Unigram","vocab":[]}}"#)), None);
+    }
+
+    #[test]
+    fn the_vocabulary_knows_its_unknown_token() {
+        let tokenizer = object(r#"{"model":{"type":"WordPiece","unk_token":"[UNK]","vocab":{"[UNK]":100}}}"#);
+        assert_eq!(special_ids(Some(&tokenizer), None, None)[3], 100);
     }
 
     #[test]

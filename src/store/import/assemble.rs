@@ -90,8 +90,8 @@ fn source(plan: SourcePlan, places: &[Vec<Place>]) -> (Source, Vec<Layer>, HashM
 /// The files of the model proper keep their paths; those of packages stand below the package's name.
 fn layer_path(plan: &SourcePlan, path: &str) -> String {
     match plan.kind {
-        SourceKind::Safetensors | SourceKind::GdsExport => path.into(),
-        SourceKind::Mlpackage => format!("{}/{path}", plan.name),
+        SourceKind::Safetensors | SourceKind::GdsExport | SourceKind::Mlmodel | SourceKind::Amb => path.into(),
+        SourceKind::Mlpackage | SourceKind::Mlmodelc => format!("{}/{path}", plan.name),
     }
 }
 
@@ -101,7 +101,7 @@ fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, pat
         Content::File => {
             // The index of shards speaks of files that only this source has.
             let json = path.ends_with(".json") && !path.ends_with(".safetensors.index.json");
-            let in_package = path.contains(".mlpackage/");
+            let in_package = path.contains(".mlpackage/") || path.contains(".mlmodelc/");
             let media_type = if json && !in_package { ollama::JSON } else { ollama::OWN_FILE };
             vec![Layer::new(media_type, digest, len, path)]
         }
@@ -129,7 +129,7 @@ fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) {
     let mut taken: BTreeMap<(String, String), Digest> = layers.iter().map(|layer| (key(layer), layer.digest)).collect();
     for mut layer in new {
         let plain = layer.name.clone();
-        let stem = source.name.strip_suffix(".mlpackage").unwrap_or(&source.name);
+        let stem = source.kind.stem(&source.name);
         let others = (2..).map(|number| format!("{stem}/{plain}#{number}"));
         let mut candidates = [plain.clone(), format!("{stem}/{plain}")].into_iter().chain(others);
         let is_new = loop {

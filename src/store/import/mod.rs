@@ -3,7 +3,10 @@
 //! Nothing is written before every file has been parsed, and the manifest comes last, so bad input leaves the store
 //! as it was and a crash leaves the whole model or none of it. Files are read once, in pieces of at most a mebibyte.
 
+mod amb;
 mod assemble;
+mod copy;
+mod coreml;
 mod gds;
 mod pieces;
 mod plan;
@@ -19,6 +22,8 @@ use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName};
 use plan::SourcePlan;
 
+pub use copy::{CopyOptions, CopyReport, copy, is_store};
+
 /// Bytes read at a time: large enough that the system calls do not show, small enough to stay in a core's cache.
 const CHUNK: usize = 1 << 20;
 
@@ -29,7 +34,12 @@ pub struct Options {
     pub name: Option<ModelName>,
     /// Whether a model of this name gives way; without it, packages join the model.
     pub replace: bool,
+    /// Bytes from which on a tensor inside a Core ML program becomes a blob; [`BLOB_THRESHOLD`] if not given.
+    pub blob_threshold: Option<u64>,
 }
+
+/// Below this, a tensor costs more as a blob than it could save.
+pub const BLOB_THRESHOLD: u64 = 1024;
 
 /// Told how the import comes on.
 pub trait Progress: Sync {
@@ -76,7 +86,7 @@ pub(super) fn cores() -> usize {
 /// Anything that is not as its format says, before a byte is written; a name taken by other content; a full disk. The
 /// store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
-    let plans = plan::plan_paths(paths)?;
+    let plans = plan::plan_paths(paths, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
     let name = match &options.name {
         Some(name) => name.clone(),
         None => name_from(paths)?,
@@ -130,7 +140,8 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
             (name, _) => name,
         },
     };
-    let stem = [".mlpackage", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
+    let ends = [".mlpackage", ".mlmodelc", ".mlmodel", ".safetensors", ".amb"];
+    let stem = ends.iter().find_map(|end| name.strip_suffix(end));
     ModelName::from_any(stem.unwrap_or(&name))
         .map_err(|_| Error::Invalid(format!("{}: no model name can be made of it: give one with -n", path.display())))
 }

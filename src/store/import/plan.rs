@@ -2,17 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use super::amb;
+use super::coreml;
 use super::gds;
 use super::scan::{FoundFile, Scan, name_of, scan};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
-use crate::format::mlprogram::{Program, Reference, weight_file};
-use crate::format::{Bytes, milblob, mlpackage, past_the_end, safetensors};
+use crate::format::{Bytes, past_the_end, safetensors};
 use crate::model::SourceKind;
 
 /// One source to import.
@@ -54,16 +54,16 @@ pub(super) struct TensorName {
 }
 
 /// Finds out what each path is and plans it; a directory of packages stands for all of them.
-pub(super) fn plan_paths(paths: &[PathBuf]) -> Result<Vec<SourcePlan>> {
+pub(super) fn plan_paths(paths: &[PathBuf], blob_threshold: u64) -> Result<Vec<SourcePlan>> {
     let mut plans = Vec::new();
     for path in paths {
         let whole = scan(path)?;
         let packages = packages_in(path, &whole)?;
         if packages.is_empty() {
-            plans.push(plan_scan(path, whole)?);
+            plans.push(plan_scan(path, whole, blob_threshold)?);
         }
         for package in packages {
-            plans.push(plan_scan(&package, scan(&package)?)?);
+            plans.push(plan_scan(&package, scan(&package)?, blob_threshold)?);
         }
     }
     let mut names: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
@@ -74,29 +74,35 @@ pub(super) fn plan_paths(paths: &[PathBuf]) -> Result<Vec<SourcePlan>> {
     }
 }
 
-/// The packages of a directory that holds nothing else at its top.
+/// The packages of a directory that holds nothing else at its top; bare and compiled models count as such.
 fn packages_in(path: &Path, scan: &Scan) -> Result<Vec<PathBuf>> {
-    let top: Vec<&str> = scan.dirs.iter().map(|dir| dir.path.as_str()).filter(|path| !path.contains('/')).collect();
-    let only_packages = !top.is_empty()
-        && top.iter().all(|name| name.ends_with(".mlpackage"))
-        && scan.files.iter().all(|file| file.path.contains('/'));
-    Ok(if only_packages { top.into_iter().map(|name| path.join(name)).collect() } else { Vec::new() })
+    let dirs = scan.dirs.iter().map(|dir| (dir.path.as_str(), [".mlpackage", ".mlmodelc"].as_slice()));
+    let files = scan.files.iter().map(|file| (file.path.as_str(), [".mlmodel"].as_slice()));
+    let top: Vec<(&str, &[&str])> = dirs.chain(files).filter(|(path, _)| !path.contains('/')).collect();
+    let only_packages = path.is_dir() && top.iter().all(|(name, ends)| ends.iter().any(|end| name.ends_with(end)));
+    Ok(if only_packages { top.into_iter().map(|(name, _)| path.join(name)).collect() } else { Vec::new() })
 }
 
-fn plan_scan(path: &Path, scan: Scan) -> Result<SourcePlan> {
+fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan> {
     let name = name_of(path)?;
     let is_safetensors = |file: &FoundFile| file.path.ends_with(".safetensors");
-    let (kind, pieces) = if path.is_dir() && (scan.file("Manifest.json").is_some() || name.ends_with(".mlpackage")) {
-        (SourceKind::Mlpackage, plan_package(path, &scan)?)
+    let (kind, pieces) = if let Some(kind) = coreml::kind(path, &name, &scan) {
+        (kind, coreml::plan(path, kind, &scan, blob_threshold)?)
     } else if scan.files.iter().any(is_safetensors) {
         (SourceKind::Safetensors, plan_safetensors(&scan)?)
     } else if path.is_dir()
         && let Some(manifest) = gds::manifest_in(&scan)
     {
         (SourceKind::GdsExport, gds::plan(&scan, manifest)?)
+    } else if let [file] = &scan.files[..]
+        && !path.is_dir()
+        && amb::is_amb(file)?
+    {
+        (SourceKind::Amb, vec![amb::plan(file)?])
     } else {
         return Err(Error::Invalid(format!(
-            "{}: is nothing that can be imported: no .mlpackage, and no .safetensors file or gds_export manifest in it",
+            "{}: is nothing that can be imported: no .mlpackage, .mlmodel or .mlmodelc, no .amb file, and no \
+             .safetensors file or gds_export manifest in it",
             path.display()
         )));
     };
@@ -176,117 +182,6 @@ fn check_index(scan: &Scan) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// An `.mlpackage`.
-fn plan_package(path: &Path, scan: &Scan) -> Result<Vec<Vec<Piece>>> {
-    let manifest = scan.file("Manifest.json").ok_or_else(|| {
-        Error::Invalid(format!("{}: has no Manifest.json: it is no whole .mlpackage", path.display()))
-    })?;
-    let parsed = mlpackage::parse(&read_small(manifest)?).at(&manifest.place)?;
-    for item in parsed.items.values() {
-        let item = format!("Data/{}", item.path);
-        if scan.file(&item).is_none() && !scan.dirs.iter().any(|dir| dir.path == item) {
-            let what = format!("names {item:?}, which is missing");
-            return Err(Error::format(&manifest.place, Fault::new(0, what)));
-        }
-    }
-    let root = parsed.model_path();
-    let root = root.ok_or_else(|| Error::format(&manifest.place, Fault::new(0, "names no root model")))?;
-    let program = format!("Data/{root}");
-    let program = scan.file(&program).ok_or_else(|| {
-        Error::format(&manifest.place, Fault::new(0, format!("the model {program:?} is missing or no file")))
-    })?;
-    let references = Program::parse(&read_small(program)?).and_then(|program| program.references());
-    let references = references.at(&program.place)?;
-    let weights_dir = program.path.rsplit_once('/').map_or("weights".into(), |(dir, _)| format!("{dir}/weights"));
-    let mut by_file: BTreeMap<String, Vec<Reference>> = BTreeMap::new();
-    for reference in references {
-        let file = format!("{weights_dir}/{}", weight_file(&reference.file).at(&program.place)?);
-        if scan.file(&file).is_none() {
-            let what = format!("{:?} is in {file:?}, which is missing", reference.name);
-            return Err(Error::format(&program.place, Fault::new(0, what)));
-        }
-        by_file.entry(file).or_default().push(reference);
-    }
-    let mut pieces = Vec::with_capacity(scan.files.len());
-    for file in &scan.files {
-        let references = by_file.remove(&file.path).unwrap_or_default();
-        let in_weights = file.path.strip_prefix(&weights_dir).is_some_and(|rest| rest.starts_with('/'));
-        pieces.push(match in_weights && file.path.ends_with(".bin") {
-            true => plan_weights(file, &program.place, references)?,
-            false if references.is_empty() => whole(file),
-            false => plan_weights(file, &program.place, references)?,
-        });
-    }
-    Ok(pieces)
-}
-
-/// A weight file: the blobs that the program names and those that a walk finds.
-fn plan_weights(file: &FoundFile, program: &Path, references: Vec<Reference>) -> Result<Vec<Piece>> {
-    let bytes = FileBytes::open(file)?;
-    let mut blobs: BTreeMap<u64, (milblob::Blob, Vec<Reference>)> = BTreeMap::new();
-    for blob in milblob::parse(&bytes).at(&file.place)? {
-        blobs.insert(blob.metadata, (blob, Vec::new()));
-    }
-    for reference in references {
-        let (blob, names) = match blobs.entry(reference.offset) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                entry.insert((milblob::parse_blob(&bytes, reference.offset).at(&file.place)?, Vec::new()))
-            }
-        };
-        check_reference(&reference, blob).at(program)?;
-        names.push(reference);
-    }
-    let mut parts = Vec::new();
-    let mut end = 0;
-    let mut by_data: Vec<(milblob::Blob, Vec<Reference>)> = blobs.into_values().collect();
-    by_data.sort_by_key(|(blob, _)| (blob.offset, blob.size));
-    for (blob, references) in by_data {
-        let names: Vec<TensorName> =
-            references.iter().map(|reference| TensorName { name: reference.name.clone(), own: false }).collect();
-        let first = references.into_iter().next();
-        let (dtype, shape) = match first {
-            Some(reference) => (reference.dtype, reference.shape),
-            None => (Dtype::U8, vec![blob.size]),
-        };
-        // Several blobs may lie over the same bytes: one piece, all the names.
-        if let Some(Piece { offset, len, content: Content::Tensor { names: others, .. } }) = parts.last_mut()
-            && (*offset, *len) == (blob.offset, blob.size)
-            && blob.size > 0
-        {
-            others.extend(names);
-            continue;
-        }
-        if blob.offset < end && blob.size > 0 {
-            let what = format!("the blob at {} overlaps the one before it", blob.metadata);
-            return Err(Error::format(&file.place, Fault::new(blob.offset, what)));
-        }
-        if blob.offset > end {
-            parts.push(Piece { offset: end, len: blob.offset - end, content: Content::Between });
-        }
-        end = end.max(blob.offset + blob.size);
-        let content = Content::Tensor { dtype, shape, names };
-        parts.push(Piece { offset: blob.offset, len: blob.size, content });
-    }
-    if end < file.len {
-        parts.push(Piece { offset: end, len: file.len - end, content: Content::Between });
-    }
-    Ok(parts)
-}
-
-fn check_reference(reference: &Reference, blob: &milblob::Blob) -> Result<(), Fault> {
-    let fault = |what: String| Err(Fault::new(reference.offset, format!("{:?}: {what}", reference.name)));
-    // BOOL has no blob code: writers store it as uint8.
-    let dtype = if reference.dtype == Dtype::Bool { Dtype::U8 } else { reference.dtype };
-    if blob.dtype != dtype {
-        return fault(format!("its type is {} but the blob holds {}", reference.dtype, blob.dtype));
-    }
-    match dtype.bytes(&reference.shape) {
-        Some(len) if len == blob.size => Ok(()),
-        _ => fault(format!("{dtype} {:?} does not fill the {} bytes of the blob", reference.shape, blob.size)),
-    }
 }
 
 /// The whole content of a file that is parsed in memory.

@@ -1,19 +1,11 @@
-//! AMB: header, metadata, config and tokenizer sections, tensor records.
-//!
-//! | bytes | field |
-//! |---|---|
-//! | 5 | magic `AMBEE` |
-//! | 1 | version, 1 |
-//! | 2 | flags, 0: no bit is defined |
-//! | 4, 4, 4, 8 | sizes of the metadata, config, tokenizer and weights sections |
-//!
-//! The sections follow each other without padding. A record of the weights section is: u16 length of the name, name,
-//! u8 number of dimensions, u32 for each, u8 dtype code, u64 length of the data, data, zeros up to the next multiple of
-//! 8 bytes of the file, the last record included. All numbers are little-endian; dimensions stand slowest first.
+//! From sections and tensors to a file.
 
 use crate::dtype::Dtype;
 use crate::extent::ExtentMap;
 use crate::model::Tensor;
+
+use super::Variant;
+use super::parse::HEADER;
 
 /// The sections before the weights. An absent JSON section is empty.
 #[derive(Debug, Clone, Default)]
@@ -41,48 +33,50 @@ pub fn refusal(tensor: &Tensor) -> Option<String> {
     None
 }
 
-/// The file of these sections and tensors, or why there is none.
-pub fn plan(sections: &Sections, tensors: &[Tensor]) -> Result<ExtentMap, String> {
+/// The file of these sections and tensors, cast or quantised if a variant says so, or why there is none.
+pub fn plan(sections: &Sections, tensors: &[Tensor], variant: Option<Variant>) -> Result<ExtentMap, String> {
     if let Some(reason) = tensors.iter().find_map(refusal) {
         return Err(reason);
     }
-    let mut header = b"AMBEE\x01\0\0".to_vec();
     let sizes = [sections.metadata.len() as u64, sections.config.len() as u64, sections.tokenizer.size()];
+    let weights_at = HEADER + sizes.iter().sum::<u64>();
+    let mut weights = ExtentMap::new();
+    for tensor in tensors {
+        let computed = variant.and_then(|variant| variant.record(tensor));
+        let (code, len) = match &computed {
+            Some((code, data)) => (*code, data.size()),
+            None => (tensor.dtype.amb_code().expect("refused before"), tensor.len),
+        };
+        weights.push_inline(&record_header(tensor, code, len));
+        match computed {
+            Some((_, data)) => weights.append(&data),
+            None => tensor.push_to(&mut weights),
+        }
+        let end = weights_at + weights.size();
+        weights.push_zeros(end.next_multiple_of(8) - end);
+    }
+    let mut header = b"AMBEE\x01\0\0".to_vec();
     for (size, what) in sizes.into_iter().zip(["metadata", "config", "tokenizer"]) {
         let size = u32::try_from(size).map_err(|_| format!("the {what} section has {size} bytes, more than u32"))?;
         header.extend(size.to_le_bytes());
     }
-    let weights_at = 28 + sizes.iter().sum::<u64>();
-    header.extend(weights_size(weights_at, tensors).to_le_bytes());
+    header.extend(weights.size().to_le_bytes());
 
     let mut map = ExtentMap::from_bytes(header);
     map.push_inline(&sections.metadata);
     map.push_inline(&sections.config);
     map.append(&sections.tokenizer);
-    for tensor in tensors {
-        map.push_inline(&record_header(tensor));
-        tensor.push_to(&mut map);
-        map.align(8);
-    }
+    map.append(&weights);
     Ok(map)
 }
 
-/// The length of the records from `at` on, padding included.
-fn weights_size(at: u64, tensors: &[Tensor]) -> u64 {
-    let end = tensors.iter().fold(at, |end, tensor| {
-        let head = 2 + tensor.name.len() as u64 + 1 + 4 * tensor.shape.len() as u64 + 1 + 8;
-        (end + head + tensor.len).next_multiple_of(8)
-    });
-    end - at
-}
-
-fn record_header(tensor: &Tensor) -> Vec<u8> {
+fn record_header(tensor: &Tensor, code: u8, len: u64) -> Vec<u8> {
     let mut bytes = (tensor.name.len() as u16).to_le_bytes().to_vec();
     bytes.extend(tensor.name.as_bytes());
     bytes.push(tensor.shape.len() as u8);
     bytes.extend(tensor.shape.iter().flat_map(|&dim| (dim as u32).to_le_bytes()));
-    bytes.push(tensor.dtype.amb_code().expect("refused before"));
-    bytes.extend(tensor.len.to_le_bytes());
+    bytes.push(code);
+    bytes.extend(len.to_le_bytes());
     bytes
 }
 
@@ -109,7 +103,7 @@ mod tests {
         let tensors =
             [tensor(&mut blobs, "ab", Dtype::F16, &[1, 3], b"123456"), tensor(&mut blobs, "", Dtype::I8, &[], b"x")];
         let sections = Sections { metadata: b"{}".to_vec(), ..Sections::default() };
-        let bytes = plan(&sections, &tensors).expect("expressible").read_all(&blobs).expect("readable");
+        let bytes = plan(&sections, &tensors, None).expect("expressible").read_all(&blobs).expect("readable");
         let mut expected = b"AMBEE\x01\0\0\x02\0\0\0\0\0\0\0\0\0\0\0".to_vec();
         expected.extend((bytes.len() as u64 - 30).to_le_bytes());
         expected.extend(b"{}");

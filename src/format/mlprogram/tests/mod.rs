@@ -4,7 +4,10 @@
 
 use proptest::prelude::*;
 
+use super::decoded::Program;
 use super::*;
+
+mod outline;
 
 /// A length-delimited field.
 fn field(number: u64, bytes: &[u8]) -> Vec<u8> {
@@ -137,10 +140,6 @@ fn found(model: &[u8]) -> Vec<(String, u64)> {
     references.into_iter().map(|reference| (reference.name, reference.offset)).collect()
 }
 
-fn fault(model: &[u8]) -> String {
-    Program::parse(model).and_then(|program| program.references()).unwrap_err().what
-}
-
 #[test]
 fn every_reference_is_found_and_named() {
     let expected = [
@@ -258,40 +257,6 @@ fn relocation_goes_wherever_references_are() {
             after
         );
     }
-}
-
-#[test]
-fn faults_are_named() {
-    let with = |value: &[u8]| one_block(&[operation("w", "const", &[field(5, &entry("val", value))])]);
-    assert!(
-        fault(&with(&blob(&tensor_type(2, &[1]), 64)))
-            .contains("\"w\", which is in a weight file, has the data type 2")
-    );
-    assert!(fault(&with(&blob(b"", 64))).contains("is no tensor"));
-    let unknown_dimension = field(1, &[number(1, 11), field(3, &field(2, b""))].concat());
-    assert!(fault(&with(&blob(&unknown_dimension, 64))).contains("dimension that is not known"));
-    let unknown_rank = field(1, &[number(1, 11), number(2, u64::MAX)].concat());
-    assert!(fault(&with(&blob(&unknown_rank, 64))).contains("unknown number of dimensions"));
-    assert!(fault(b"").contains("no specification version"));
-    assert!(fault(&everywhere()[..40]).contains("ends within"));
-
-    let mut deep = block(&[constant("w", 1)]);
-    for _ in 0..60 {
-        deep = block(&[operation("c", "cond", &[field(4, &deep)])]);
-    }
-    assert!(fault(&model(&program(&[("main", function(&[("CoreML6", deep)]))]))).contains("more than 100 deep"));
-    let mut deep = block(&[constant("w", 1)]);
-    for _ in 0..40 {
-        deep = block(&[operation("c", "cond", &[field(4, &deep)])]);
-    }
-    assert_eq!(found(&model(&program(&[("main", function(&[("CoreML6", deep)]))]))), [("w".to_string(), 1)]);
-}
-
-#[test]
-fn names_cannot_grow_with_the_square_of_the_file() {
-    let operations: Vec<Vec<u8>> = (0..700).map(|_| constant("w", 1)).collect();
-    let function = function(&[("CoreML6", block(&operations))]);
-    assert!(fault(&model(&program(&[(&"f".repeat(100_000), function)]))).contains("more than 64 MiB"));
 }
 
 #[test]

@@ -2,44 +2,20 @@
 
 use std::fmt::{self, Write};
 
-use super::proto::binding::Binding;
-use super::proto::dimension::Dimension;
-use super::proto::immediate_value::Value as Immediate;
-use super::proto::model::Type as ModelType;
-use super::proto::value::Value as Stored;
-use super::proto::value_type::Type;
+use super::super::proto::binding::Binding;
+use super::super::proto::dimension::Dimension;
+use super::super::proto::immediate_value::Value as Immediate;
+use super::super::proto::model::Type as ModelType;
+use super::super::proto::value::Value as Stored;
+use super::super::proto::value_type::Type;
 use super::{Reference, live, proto};
 use crate::dtype::Dtype;
 use crate::error::Fault;
+use crate::format::mlprogram::outline::DTYPES;
 
 /// Bytes of all names together. Each name repeats those of the function and model around it, so without a limit
 /// they could grow with the square of the file.
 const NAMES: usize = 64 << 20;
-
-/// MIL's data types; strings have no dtype.
-const DTYPES: [(i32, Dtype); 21] = [
-    (1, Dtype::Bool),
-    (10, Dtype::F16),
-    (11, Dtype::F32),
-    (12, Dtype::F64),
-    (13, Dtype::BF16),
-    (21, Dtype::I8),
-    (22, Dtype::I16),
-    (23, Dtype::I32),
-    (24, Dtype::I64),
-    (25, Dtype::I4),
-    (31, Dtype::U8),
-    (32, Dtype::U16),
-    (33, Dtype::U32),
-    (34, Dtype::U64),
-    (35, Dtype::U4),
-    (36, Dtype::U2),
-    (37, Dtype::U1),
-    (38, Dtype::U6),
-    (39, Dtype::U3),
-    (40, Dtype::F8E4M3),
-    (41, Dtype::F8E5M2),
-];
 
 /// The references of a model.
 pub(super) fn of(model: &proto::Model) -> Result<Vec<Reference>, Fault> {
@@ -238,7 +214,7 @@ fn dtype_and_shape(ty: &proto::ValueType) -> Result<(Dtype, Vec<u64>), String> {
     let code = tensor.data_type;
     let (_, dtype) = DTYPES
         .iter()
-        .find(|(known, _)| *known == code)
+        .find(|(known, _)| i64::try_from(*known) == Ok(code.into()))
         .ok_or_else(|| format!("has the data type {code}, which no weight file holds"))?;
     let dimensions = tensor.dimensions.iter().map(|dimension| match &dimension.dimension {
         Some(Dimension::Constant(constant)) => Ok(constant.size),

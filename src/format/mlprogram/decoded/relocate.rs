@@ -1,14 +1,14 @@
 //! The walk that points every reference to a weight file elsewhere. It goes where the naming walk goes.
 
-use super::proto::binding::Binding;
-use super::proto::immediate_value::Value as Immediate;
-use super::proto::model::Type as ModelType;
-use super::proto::value::Value as Stored;
-use super::proto::value_type::Type;
-use super::{Place, live, proto};
+use super::super::proto::binding::Binding;
+use super::super::proto::immediate_value::Value as Immediate;
+use super::super::proto::model::Type as ModelType;
+use super::super::proto::value::Value as Stored;
+use super::super::proto::value_type::Type;
+use super::{Placer, live, proto};
 use crate::error::Fault;
 
-pub(super) fn model(model: &mut proto::Model, place: &mut Place<'_>) -> Result<(), Fault> {
+pub(super) fn model(model: &mut proto::Model, place: &mut Placer<'_>) -> Result<(), Fault> {
     let pipeline = match &mut model.r#type {
         Some(ModelType::MlProgram(it)) => return program(it, place),
         Some(ModelType::Pipeline(pipeline)) => Some(&mut **pipeline),
@@ -18,7 +18,7 @@ pub(super) fn model(model: &mut proto::Model, place: &mut Place<'_>) -> Result<(
     pipeline.into_iter().flat_map(|pipeline| &mut pipeline.models).try_for_each(|it| self::model(it, place))
 }
 
-fn program(program: &mut proto::Program, place: &mut Place<'_>) -> Result<(), Fault> {
+fn program(program: &mut proto::Program, place: &mut Placer<'_>) -> Result<(), Fault> {
     attributes(&mut program.attributes, place)?;
     for index in live(&program.functions, |entry| &entry.key) {
         let Some(function) = program.functions[index].value.as_option_mut() else { continue };
@@ -32,13 +32,13 @@ fn program(program: &mut proto::Program, place: &mut Place<'_>) -> Result<(), Fa
     Ok(())
 }
 
-fn block(block: &mut proto::Block, place: &mut Place<'_>) -> Result<(), Fault> {
+fn block(block: &mut proto::Block, place: &mut Placer<'_>) -> Result<(), Fault> {
     named_types(&mut block.inputs, place)?;
     attributes(&mut block.attributes, place)?;
     block.operations.iter_mut().try_for_each(|it| operation(it, place))
 }
 
-fn operation(operation: &mut proto::Operation, place: &mut Place<'_>) -> Result<(), Fault> {
+fn operation(operation: &mut proto::Operation, place: &mut Placer<'_>) -> Result<(), Fault> {
     for index in live(&operation.inputs, |entry| &entry.key) {
         let argument = operation.inputs[index].value.as_option_mut();
         for binding in argument.into_iter().flat_map(|argument| &mut argument.arguments) {
@@ -52,18 +52,18 @@ fn operation(operation: &mut proto::Operation, place: &mut Place<'_>) -> Result<
     operation.blocks.iter_mut().try_for_each(|it| block(it, place))
 }
 
-fn attributes(attributes: &mut [proto::ValueEntry], place: &mut Place<'_>) -> Result<(), Fault> {
+fn attributes(attributes: &mut [proto::ValueEntry], place: &mut Placer<'_>) -> Result<(), Fault> {
     for index in live(attributes, |entry| &entry.key) {
         attributes[index].value.as_option_mut().map_or(Ok(()), |it| value(it, place))?;
     }
     Ok(())
 }
 
-fn named_types(types: &mut [proto::NamedValueType], place: &mut Place<'_>) -> Result<(), Fault> {
+fn named_types(types: &mut [proto::NamedValueType], place: &mut Placer<'_>) -> Result<(), Fault> {
     types.iter_mut().try_for_each(|named| ty(named.r#type.as_option_mut(), place))
 }
 
-fn ty(ty: Option<&mut proto::ValueType>, place: &mut Place<'_>) -> Result<(), Fault> {
+fn ty(ty: Option<&mut proto::ValueType>, place: &mut Placer<'_>) -> Result<(), Fault> {
     match ty.and_then(|ty| ty.r#type.as_mut()) {
         Some(Type::TensorType(tensor)) => attributes(&mut tensor.attributes, place),
         Some(Type::ListType(list)) => self::ty(list.r#type.as_option_mut(), place),
@@ -77,7 +77,7 @@ fn ty(ty: Option<&mut proto::ValueType>, place: &mut Place<'_>) -> Result<(), Fa
     }
 }
 
-fn value(value: &mut proto::Value, place: &mut Place<'_>) -> Result<(), Fault> {
+fn value(value: &mut proto::Value, place: &mut Placer<'_>) -> Result<(), Fault> {
     ty(value.r#type.as_option_mut(), place)?;
     match &mut value.value {
         Some(Stored::BlobFileValue(blob)) => (blob.file_name, blob.offset) = place(&blob.file_name, blob.offset)?,

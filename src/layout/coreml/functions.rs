@@ -1,0 +1,102 @@
+//! `all.mlpackage`: the shapes of a model as the functions of one package, over the weight file that they share.
+//!
+//! It is put together from the packages' own messages, as coremltools' `save_multifunction` would, but with each function
+//! as it was imported.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::super::{Branch, VirtualFile};
+use super::package::{Changes, Package};
+use crate::error::Fault;
+use crate::extent::ExtentMap;
+use crate::format::Bytes;
+use crate::format::mlpackage::{MODEL_PATH, Manifest, WEIGHTS_PATH};
+use crate::format::mlprogram::{Described, Kind, Outline, Patches, described, multifunction};
+
+/// What the package is called.
+pub(super) const NAME: &str = "all.mlpackage";
+
+/// A package's only function.
+pub(super) struct Function {
+    body: ExtentMap,
+    description: Described,
+    specification_version: u64,
+}
+
+impl Function {
+    /// The function of a package, patched; `None` if it has not one called `main`.
+    pub fn new(
+        outline: &Outline,
+        patches: &Patches,
+        map: &ExtentMap,
+        bytes: &(impl Bytes + ?Sized),
+    ) -> Result<Option<Function>, Fault> {
+        let description: Range<u64> = outline.description.clone().unwrap_or(0..0);
+        match &outline.functions[..] {
+            [main] if outline.kind == Kind::MlProgram && main.name == "main" => Ok(Some(Function {
+                body: patches.apply(map, main.range.clone()),
+                description: described(bytes, description)?,
+                specification_version: outline.specification_version,
+            })),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// The package of all functions; `None` if there are not two of them, or not over the same weight files.
+pub(super) fn branch(parts: &[(&Package<'_>, String, Changes)]) -> Option<Branch> {
+    let mut taken = HashSet::new();
+    let mut functions = Vec::new();
+    let mut groups = HashSet::new();
+    let mut weights: BTreeMap<&str, (Arc<ExtentMap>, SystemTime)> = BTreeMap::new();
+    for (package, shown, changes) in parts {
+        let Some(function) = &changes.function else { continue };
+        groups.extend(changes.group);
+        functions.push((identifier(shown, &mut taken), function));
+        for (name, file) in &package.weights {
+            weights.entry(name).or_insert_with(|| (Arc::new(file.content.clone()), file.mtime));
+        }
+    }
+    if functions.len() < 2 || groups.len() > 1 {
+        return None;
+    }
+    for (_, _, changes) in parts.iter().filter(|(_, _, changes)| changes.function.is_some()) {
+        for (name, file) in &changes.weights {
+            match file {
+                Some(file) => _ = weights.insert(name, file.clone()),
+                None => _ = weights.remove(name.as_str()),
+            }
+        }
+    }
+    let parts_of = functions.iter().map(|(name, function)| (name.as_str(), &function.description, &function.body));
+    let version = functions.iter().map(|(_, function)| function.specification_version).max()?;
+    let model = multifunction(version, parts_of);
+    let mtime = parts.iter().map(|(package, ..)| package.program.mtime).max()?;
+    let manifest = Manifest::new(&model.fingerprint(), !weights.is_empty()).render();
+    let mut branch = Branch::dir();
+    branch.put("Manifest.json", VirtualFile::new(ExtentMap::from_bytes(manifest), mtime));
+    branch.put(&format!("Data/{MODEL_PATH}"), VirtualFile::new(model, mtime));
+    for (name, (content, mtime)) in weights {
+        branch.put(&format!("Data/{WEIGHTS_PATH}/{name}"), VirtualFile { content, mtime, link: None, fallback: false });
+    }
+    Some(branch)
+}
+
+/// A function's name from that of a package.
+fn identifier(shown: &str, taken: &mut HashSet<String>) -> String {
+    let stem = shown.strip_suffix(".mlpackage").unwrap_or(shown);
+    let mut name: String = stem.chars().map(|char| if char.is_ascii_alphanumeric() { char } else { '_' }).collect();
+    if !name.starts_with(|char: char| char.is_ascii_alphabetic()) {
+        name.insert_str(0, "f_");
+    }
+    let mut number = 2;
+    let mut unique = name.clone();
+    while !taken.insert(unique.clone()) {
+        unique = format!("{name}_{number}");
+        number += 1;
+    }
+    unique
+}

@@ -1,0 +1,128 @@
+//! `coreml/<model>/<shape>.mlpackage`: the packages of all shapes, with one weight file for all of them.
+//!
+//! Where the imported weight files are the same, everything is as imported. Otherwise [`shared`] plans one file that holds
+//! each blob once, and the programs are pointed at it; inline tensors that the store holds as blobs are in it too. What is
+//! shown for a package depends on it and on the packages imported before, and no blob moves when another one joins.
+
+mod describe;
+mod functions;
+mod package;
+mod shared;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{Anchor, Branch, Files, Layout, model_dir, source_branch};
+use crate::error::{Fault, Result};
+use crate::extent::{Blobs, ExtentMap};
+use crate::format::{Bytes, past_the_end};
+use crate::model::{Model, ModelName, Source, SourceKind};
+pub use describe::{Shape, Unshared, shapes};
+use package::Package;
+
+pub(super) struct CoreMl;
+
+impl Layout for CoreMl {
+    fn name(&self) -> &'static str {
+        "coreml"
+    }
+
+    fn expresses(&self, model: &Model) -> Result<(), String> {
+        match model.programs().next() {
+            Some(_) => Ok(()),
+            None => Err("no .mlpackage, .mlmodel or .mlmodelc was imported into it".into()),
+        }
+    }
+
+    fn anchors(&self, _name: &ModelName, path: &str) -> Vec<Anchor> {
+        model_dir(path)
+    }
+
+    fn plan(&self, model: &Model, files: Files<'_>) -> Result<Vec<Branch>> {
+        let names = shown_names(model);
+        let packages: Vec<Package<'_>> = model.programs().filter_map(|source| Package::find(source, files)).collect();
+        let mut planned = shared::plan(&packages, files);
+        let mut branch = Branch::dir();
+        let mut times = Vec::new();
+        let mut put = |name: &str, mut shown: Branch| {
+            link_weights(&mut shown, false, &mut times);
+            if let Some(place) = branch.place(name) {
+                *place = shown;
+            }
+        };
+        let mut parts = Vec::new();
+        for source in model.programs() {
+            let Some(name) = names.get(source.name.as_str()) else { continue };
+            match packages.iter().find(|package| std::ptr::eq(package.source, source)) {
+                None => put(name, source_branch(source)),
+                Some(package) => {
+                    let changes = planned.remove(source.name.as_str()).unwrap_or_default();
+                    put(name, package.branch(&changes));
+                    parts.push((package, name.clone(), changes));
+                }
+            }
+        }
+        let all = functions::branch(&parts).filter(|_| names.values().all(|name| name != functions::NAME));
+        if let Some(all) = all {
+            put(functions::NAME, all);
+        }
+        Ok(vec![branch])
+    }
+}
+
+/// What each source is called in the layout: a bare model stands in a package of its name, unless another has it.
+fn shown_names(model: &Model) -> BTreeMap<&str, String> {
+    let bare = |source: &&Source| source.kind == SourceKind::Mlmodel;
+    let mut names: BTreeMap<&str, String> =
+        model.programs().filter(|source| !bare(source)).map(|source| (&*source.name, source.name.clone())).collect();
+    for source in model.programs().filter(bare) {
+        let name = format!("{}.mlpackage", source.kind.stem(&source.name));
+        let name = if names.contains_key(name.as_str()) { format!("{}.mlpackage", source.name) } else { name };
+        names.insert(&source.name, name);
+    }
+    names
+}
+
+/// Lets the files of every `weights` directory be shared among the packages: equal content is one map and has the time of
+/// the package that was imported first, which a package that joins the model later does not change.
+fn link_weights(branch: &mut Branch, in_weights: bool, seen: &mut Vec<(Arc<ExtentMap>, SystemTime)>) {
+    match branch {
+        Branch::File(file) if in_weights => {
+            file.link = Some("weights");
+            match seen.iter().find(|(content, _)| Arc::ptr_eq(content, &file.content) || *content == file.content) {
+                Some((content, mtime)) => (file.content, file.mtime) = (content.clone(), *mtime),
+                None => seen.push((file.content.clone(), file.mtime)),
+            }
+        }
+        Branch::File(_) => {}
+        Branch::Dir(children, _) => {
+            children.iter_mut().for_each(|(name, child)| link_weights(child, in_weights || name == "weights", seen));
+        }
+    }
+}
+
+/// A virtual file as a parser sees it.
+struct MapBytes<'a> {
+    map: &'a ExtentMap,
+    blobs: &'a dyn Blobs,
+}
+
+impl Bytes for MapBytes<'_> {
+    fn len(&self) -> u64 {
+        self.map.size()
+    }
+
+    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.map.size()) {
+            return Err(past_the_end(self, offset, len));
+        }
+        let mut bytes = vec![0; len];
+        self.map.read(self.blobs, offset, &mut bytes).map_err(|error| Fault::new(offset, error.to_string()))?;
+        Ok(Cow::Owned(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! Weight files of sizes that no test should write.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::super::VirtualFile;
+use super::*;
+use crate::digest::Digest;
+use crate::dtype::Dtype;
+use crate::error::Error;
+use crate::extent::ExtentBytes;
+use crate::format::milblob;
+use crate::format::mlpackage::Manifest;
+use crate::format::mlprogram::{Patches, Place, Reference, outline, weight_file_reference};
+use crate::model::{SourceDir, SourceFile};
+
+/// Small files in memory; every other blob is endless zeros that may not be read.
+#[derive(Default)]
+struct Sparse(HashMap<Digest, Vec<u8>>);
+
+impl Sparse {
+    fn put(&mut self, bytes: Vec<u8>) -> ExtentMap {
+        let (digest, len) = (Digest::of(&bytes), bytes.len() as u64);
+        self.0.insert(digest, bytes);
+        ExtentMap::from_blob(digest, len)
+    }
+}
+
+impl Blobs for Sparse {
+    fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let bytes = self.0.get(digest).and_then(|bytes| bytes.get(offset as usize..)?.get(..buf.len()));
+        let weights = || Error::Damaged { digest: *digest, fault: "a weight was read".into() };
+        buf.copy_from_slice(bytes.ok_or_else(weights)?);
+        Ok(())
+    }
+}
+
+fn field(number: u64, bytes: &[u8]) -> Vec<u8> {
+    [varint(number << 3 | 2), varint(bytes.len() as u64), bytes.to_vec()].concat()
+}
+
+fn number(number: u64, value: u64) -> Vec<u8> {
+    [varint(number << 3), varint(value)].concat()
+}
+
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+    bytes
+}
+
+/// A program with one FP16 constant at each offset, of so many elements, and as many bytes of text in each.
+fn program(constants: &[(u64, u64)], text: usize) -> Vec<u8> {
+    let mut operations = Vec::new();
+    for (index, (offset, elements)) in constants.iter().enumerate() {
+        let dimension = field(3, &field(1, &number(1, *elements)));
+        let ty = field(1, &[number(1, 10), number(2, 1), dimension].concat());
+        let file = [field(1, weight_file_reference("weight.bin").as_bytes()), number(2, *offset)].concat();
+        let value = [field(2, &ty), field(5, &file)].concat();
+        let attribute = [field(1, b"val"), field(2, &value)].concat();
+        let output = field(1, format!("w{index}").as_bytes());
+        let operation = [field(1, b"const"), field(3, &output), field(5, &attribute), field(99, &vec![b'x'; text])];
+        operations.extend(field(3, &operation.concat()));
+    }
+    let block = [field(1, b"CoreML6"), field(2, &operations)].concat();
+    let function = [field(1, b"main"), field(2, &field(3, &block))].concat();
+    [number(1, 7), field(502, &[number(1, 1), field(2, &function)].concat())].concat()
+}
+
+/// A package with constants of these sizes in a weight file of their order; equal numbers are equal blobs.
+fn package(name: &str, sizes: &[(u64, u64)], blobs: &mut Sparse) -> Source {
+    let plan = milblob::plan(sizes.iter().map(|(_, size)| (Dtype::F16, *size, 0))).unwrap();
+    let mut weights = ExtentMap::from_bytes(plan.header.to_vec());
+    for (blob, (number, size)) in plan.blobs.iter().zip(sizes) {
+        weights.align(64);
+        weights.push_inline(&milblob::metadata(blob));
+        weights.push_blob(Digest::of(&number.to_le_bytes()), *size, 0, *size).unwrap();
+    }
+    let constants: Vec<(u64, u64)> = plan.blobs.iter().map(|blob| (blob.metadata, blob.size / 2)).collect();
+    let manifest = Manifest::new(&Digest::of(name.as_bytes()), true).render();
+    let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(sizes.len() as u64);
+    let file = |path: &str, content| SourceFile { path: path.into(), mtime, content };
+    let files = vec![
+        file("Data/com.apple.CoreML/model.mlmodel", blobs.put(program(&constants, 0))),
+        file("Data/com.apple.CoreML/weights/weight.bin", weights),
+        file("Manifest.json", blobs.put(manifest)),
+    ];
+    let dirs = ["Data", "Data/com.apple.CoreML", "Data/com.apple.CoreML/weights"];
+    let dirs = dirs.map(|path| SourceDir { path: path.into(), mtime }).into();
+    Source { name: format!("{name}.mlpackage"), kind: SourceKind::Mlpackage, files, dirs }
+}
+
+fn shown(sources: &[Source], blobs: &Sparse) -> BTreeMap<String, (VirtualFile, VirtualFile)> {
+    let packages: Vec<Package<'_>> =
+        sources.iter().map(|source| Package::find(source, Files(blobs)).unwrap()).collect();
+    let mut planned = shared::plan(&packages, Files(blobs));
+    let mut all = BTreeMap::new();
+    for package in &packages {
+        let mut branch = package.branch(&planned.remove(&package.source.name).unwrap_or_default());
+        link_weights(&mut branch, false, &mut Vec::new());
+        let mut file = |path: &str| match branch.place(path) {
+            Some(Branch::File(file)) => file.clone(),
+            _ => panic!("{path} is no file"),
+        };
+        let program = file("Data/com.apple.CoreML/model.mlmodel");
+        let weights = file("Data/com.apple.CoreML/weights/weight.bin");
+        all.insert(package.source.name.clone(), (program, weights));
+    }
+    all
+}
+
+/// The number of the blob that each constant of a shown package leads to.
+fn bound(program: &VirtualFile, weights: &VirtualFile, blobs: &Sparse) -> Vec<Digest> {
+    let bytes = |map| MapBytes { map, blobs };
+    let outline = outline(&bytes(&program.content), &|_| false).unwrap();
+    let at = |offset: u64| {
+        let blob = milblob::parse_blob(&bytes(&weights.content), offset).unwrap();
+        let data = weights.content.extents().find(|extent| extent.start == blob.offset).unwrap();
+        match data.bytes {
+            ExtentBytes::Blob { digest, offset: 0 } if data.len == blob.size => digest,
+            other => panic!("{other:?}"),
+        }
+    };
+    outline.references.iter().map(|reference| at(reference.offset)).collect()
+}
+
+#[test]
+fn weight_files_over_4_gib_are_shared_without_reading_a_weight() {
+    let gib = 1u64 << 30;
+    let mut blobs = Sparse::default();
+    let orders: [&[(u64, u64)]; 4] = [
+        &[(1, 3 * gib), (2, 2 * gib), (3, 128), (4, 6 * gib)],
+        &[(4, 6 * gib), (3, 128), (1, 3 * gib), (2, 2 * gib)],
+        &[(2, 2 * gib), (5, 5 * gib + 2), (1, 3 * gib), (4, 6 * gib)],
+        &[(9, 6 * gib), (3, 128)],
+    ];
+    let sources: Vec<Source> =
+        orders.iter().enumerate().map(|(index, sizes)| package(&format!("p{index}"), sizes, &mut blobs)).collect();
+    let all = shown(&sources, &blobs);
+    for (index, sizes) in orders.iter().enumerate() {
+        let (program, weights) = &all[&format!("p{index}.mlpackage")];
+        let expected: Vec<Digest> = sizes.iter().map(|(number, _)| Digest::of(&number.to_le_bytes())).collect();
+        assert_eq!(bound(program, weights, &blobs), expected, "p{index}");
+        assert_eq!(
+            milblob::parse(&MapBytes { map: &weights.content, blobs: &blobs }).unwrap().len(),
+            [5, 5, 5, 2][index]
+        );
+    }
+    let fingerprint = |index: usize| all[&format!("p{index}.mlpackage")].1.content.fingerprint();
+    assert_eq!((fingerprint(0), fingerprint(0)), (fingerprint(1), fingerprint(2)));
+    assert!(all["p0.mlpackage"].1.content.size() > 16 * gib);
+    // What has no more than a small constant in common keeps its own file.
+    assert_eq!(fingerprint(3), sources[3].files[1].content.fingerprint());
+
+    // Joining later moves nothing.
+    for count in 1..3 {
+        let fewer = shown(&sources[..count], &blobs);
+        for (name, (program, weights)) in &fewer {
+            assert_eq!(program.content, all[name].0.content);
+            let size = weights.content.size();
+            let mut start = ExtentMap::new();
+            start.push_range(&all[name].1.content, 64..size);
+            let mut before = ExtentMap::new();
+            before.push_range(&weights.content, 64..size);
+            assert_eq!(start, before);
+        }
+    }
+}
+
+#[test]
+fn a_program_of_100_mb_is_rewritten_in_no_time() {
+    let constants: Vec<(u64, u64)> = (0..20_000).map(|index| (64 + 192 * index, 32)).collect();
+    let model = program(&constants, 5_000);
+    assert!(model.len() > 100_000_000);
+    let mut blobs = Sparse::default();
+    let map = blobs.put(model);
+    let start = Instant::now();
+    let outline = outline(&MapBytes { map: &map, blobs: &blobs }, &|_| false).unwrap();
+    let place = |reference: &Reference| Some(Place { file: "weight.bin".into(), offset: reference.offset << 20 });
+    let places: Vec<Option<Place>> = outline.references.iter().map(place).collect();
+    let patches = Patches::new(&outline, &places, &[]);
+    let patched = patches.apply(&map, 0..map.size());
+    let took = start.elapsed();
+    eprintln!("{} bytes in {took:?}", patched.size());
+    let limit = if cfg!(debug_assertions) { 10_000 } else { 200 };
+    assert!(took < Duration::from_millis(limit), "{took:?}");
+    assert!(patched.size() > map.size());
+}

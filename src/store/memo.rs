@@ -1,0 +1,124 @@
+//! Memos: short results of long computations over blobs, kept in `.wmount/memo/` and made anew when they are gone.
+//!
+//! A memo is a file named by the digest of its key: the sha256 of the rest, the length of the key as u32, the key, and the
+//! result. Where it cannot be written, as on a read-only medium, it is kept in memory.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use tempfile::NamedTempFile;
+
+use crate::digest::Digest;
+use crate::error::Result;
+
+/// Bytes of results that are held in memory.
+const MEMORY: u64 = 256 << 20;
+
+/// The memos of one store.
+pub(super) struct Memos {
+    dir: PathBuf,
+    held: Cache<Digest, Arc<[u8]>, Length>,
+}
+
+#[derive(Debug, Clone)]
+struct Length;
+
+impl Weighter<Digest, Arc<[u8]>> for Length {
+    fn weight(&self, _key: &Digest, memo: &Arc<[u8]>) -> u64 {
+        memo.len() as u64 + 1
+    }
+}
+
+impl std::fmt::Debug for Memos {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memos").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+impl Memos {
+    /// The memos in `dir`, which is made with the first one.
+    pub fn new(dir: PathBuf) -> Self {
+        let held = Cache::with_weighter(1024, MEMORY, Length);
+        Memos { dir, held }
+    }
+
+    /// The result of a key. Readers who ask for one at the same time wait for the first of them to make it.
+    pub fn get(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        let name = Digest::of(key.as_bytes());
+        self.held.get_or_insert_with(&name, || {
+            let path = self.dir.join(name.hex());
+            if let Some(result) = fs::read(&path).ok().and_then(|bytes| parse(&bytes, key)) {
+                return Ok(result);
+            }
+            let result = make()?;
+            if let Err(error) = self.write(&path, key, &result) {
+                tracing::debug!("{}: {error}", path.display());
+            }
+            Ok(result.into())
+        })
+    }
+
+    fn write(&self, path: &Path, key: &str, result: &[u8]) -> std::io::Result<()> {
+        // Not with its parents: a store that is gone is not made again.
+        let made = |dir: &Path| match fs::create_dir(dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        };
+        self.dir.parent().map_or(Ok(()), made)?;
+        made(&self.dir)?;
+        let body = [&(key.len() as u32).to_le_bytes(), key.as_bytes(), result].concat();
+        let mut file = NamedTempFile::new_in(&self.dir)?;
+        file.write_all(Digest::of(&body).as_bytes())?;
+        file.write_all(&body)?;
+        file.persist(path)?;
+        Ok(())
+    }
+}
+
+/// The result in a memo, if it is whole and of this key.
+fn parse(bytes: &[u8], key: &str) -> Option<Arc<[u8]>> {
+    let (digest, body) = bytes.split_at_checked(32)?;
+    let (len, rest) = body.split_first_chunk()?;
+    let (stored, result) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    (stored == key.as_bytes() && Digest::of(body).as_bytes() == digest).then(|| result.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_memo_is_made_once_and_again_when_damaged() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let made = AtomicU32::new(0);
+        let make = || {
+            made.fetch_add(1, Ordering::Relaxed);
+            Ok(b"result".to_vec())
+        };
+        let memos = Memos::new(dir.path().join(".wmount/memo"));
+        std::thread::scope(|scope| {
+            (0..8).for_each(|_| _ = scope.spawn(|| assert_eq!(&*memos.get("key", &make).expect("made"), b"result")));
+        });
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+        let again = || Memos::new(dir.path().join(".wmount/memo")).get("key", &make).expect("made");
+        assert_eq!((&*again(), made.load(Ordering::Relaxed)), (&b"result"[..], 1));
+        let path = dir.path().join(".wmount/memo").join(Digest::of(b"key").hex());
+        let whole = fs::read(&path).expect("kept");
+        let mut flipped = whole.clone();
+        flipped[40] ^= 1;
+        for (times, bytes) in (2..).zip([&whole[..whole.len() - 1], &flipped, b""]) {
+            fs::write(&path, bytes).expect("writable");
+            assert_eq!((&*again(), made.load(Ordering::Relaxed)), (&b"result"[..], times));
+            assert_eq!(fs::read(&path).expect("mended"), whole);
+        }
+        let nowhere = Memos::new("/dev/null/memo".into());
+        assert!((0..2).all(|_| &*nowhere.get("key", &make).expect("made") == b"result"));
+        assert_eq!(made.load(Ordering::Relaxed), 5);
+    }
+}
