@@ -111,6 +111,9 @@ struct OpenFiles {
     _lease: Option<Lease>,
 }
 
+/// A variant of a model: the model, the index of the layout and that of the variant.
+type VariantKey = (Arc<Found>, usize, usize);
+
 /// The tree of a store.
 #[derive(Debug)]
 pub struct Vfs {
@@ -123,7 +126,7 @@ pub struct Vfs {
     /// Whether a file of any variant was ever opened.
     has_variants: AtomicBool,
     /// Variants of models that prepare themselves, and whether they have done so.
-    prepared: Arc<DashMap<(Arc<Found>, usize, usize), bool>>,
+    prepared: Arc<DashMap<VariantKey, bool>>,
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Mutex<VecDeque<String>>,

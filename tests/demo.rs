@@ -59,7 +59,7 @@ impl Demo {
 fn the_demo_shows_what_is_shared_and_proves_it() {
     let temporary = TempDir::with_prefix("wmount-test-").unwrap();
     let said = succeed(wmount(["demo", "--once"]).env("TMPDIR", temporary.path()));
-    for word in ["weight.bin", "one of its 3 names", "as copies", "times smaller", "sha256 of the source", "chat.amb"] {
+    for word in ["weight.bin", "one of its 4 names", "as copies", "times smaller", "sha256 of the source", "chat.amb"] {
         assert!(said.contains(word), "{word} is not in {said}");
     }
     for layout in ["safetensors", "original", "ollama", "amb", "coreml"] {
@@ -79,7 +79,7 @@ fn ctrl_c_ends_the_demo_and_removes_it_even_if_it_is_in_use() {
     let listed =
         succeed(Command::new("sh").args(["-c", "ls -i \"$0\"/coreml/llama/chat/*/Data/*/weights/*"]).arg(&mountpoint));
     let inodes: Vec<_> = listed.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
-    assert!(inodes.len() == 3 && inodes.iter().all(|inode| *inode == inodes[0]), "{listed}");
+    assert!(inodes.len() == 4 && inodes.iter().all(|inode| *inode == inodes[0]), "{listed}");
     let _used = File::open(mountpoint.join("amb/llama/chat.amb")).unwrap();
     signal(demo.child.id(), "INT");
     assert_eq!(demo.nothing_is_left(), Some(0));

@@ -15,7 +15,7 @@ const PASSTHROUGH: (u32, u32) = (6, 9);
 const DIRECT_MAPS: (u32, u32) = (6, 6);
 /// Readers that map a file and say that they go through it in order get less than a tenth of its speed below this.
 const READ_AHEAD_KB: u64 = 1024;
-/// What is advised: more gave nothing.
+/// What is advised.
 const ADVISED_KB: u64 = 4096;
 /// The kernel's own limit. More gave nothing to reads and slowed maps.
 const REQUEST_PAGES: u64 = 256;

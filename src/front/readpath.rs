@@ -53,7 +53,7 @@ use fuser::FopenFlags;
 use super::machine;
 use crate::vfs::Vfs;
 
-/// How far ahead of a reader the kernel is to read, in KiB. More gave nothing.
+/// How far ahead of a reader the kernel is to read, in KiB.
 pub const READ_AHEAD_KIB: u32 = 4096;
 /// Files below this length go through the page cache.
 const LARGE: u64 = 4 << 20;
