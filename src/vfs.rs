@@ -111,6 +111,9 @@ struct OpenFiles {
     _lease: Option<Lease>,
 }
 
+/// A model, and one of a layout's variants by index.
+type Prepared = (Arc<Found>, usize, usize);
+
 /// The tree of a store.
 #[derive(Debug)]
 pub struct Vfs {
@@ -123,7 +126,7 @@ pub struct Vfs {
     /// Whether a file of any variant was ever opened.
     has_variants: AtomicBool,
     /// Variants of models that prepare themselves, and whether they have done so.
-    prepared: Arc<DashMap<(Arc<Found>, usize, usize), bool>>,
+    prepared: Arc<DashMap<Prepared, bool>>,
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Mutex<VecDeque<String>>,
