@@ -36,6 +36,7 @@ pub(super) fn run(args: &PrepareArgs) -> Result<()> {
     let name: ModelName = model.parse()?;
     let store = std::sync::Arc::new(args.store.open()?);
     store.find_one(&name)?;
+    store.keep_memos()?;
     let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == name);
     let nodes = entry.map_or_else(|| Ok(Vec::new()), |entry| entry.variant(variant))?;

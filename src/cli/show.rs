@@ -71,19 +71,19 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
     let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
     let mut layouts = Map::new();
     for base in layout::all() {
-        let mut of = |key: String, name: &str, layout: &dyn Layout| {
-            let place = variant_in(layout, model, &format!("{path}@{name}"), files)?;
-            layouts.insert(key, place);
-            Ok::<_, Error>(())
-        };
         match variant.map(|variant| base.variants().iter().find(|(name, _)| *name == variant)) {
-            Some(Some((name, layout))) => of(base.name().into(), name, *layout)?,
+            Some(Some((name, layout))) => {
+                let place = variant_in(*layout, model, &format!("{path}@{name}"), files)?;
+                layouts.insert(base.name().into(), place);
+            }
             Some(None) => {
                 layouts.insert(base.name().into(), json!({"shown": false, "reason": "it has no such variant"}));
             }
+            // Whether values overflow is left to who asks for the variant: it takes a read of all tensors.
             None => {
                 for (name, layout) in base.variants() {
-                    of(format!("{}@{name}", base.name()), name, *layout)?;
+                    let place = place_in(*layout, model, &format!("{path}@{name}"));
+                    layouts.insert(format!("{}@{name}", base.name()), place);
                 }
                 layouts.insert(base.name().into(), place_in(base, model, path));
             }

@@ -1,7 +1,8 @@
 //! Memos: short results of long computations over blobs, kept in `.wmount/memo/` and made anew when they are gone.
 //!
 //! A memo is a file named by the digest of its key: the sha256 of the rest, the length of the key as u32, the key, and the
-//! result. Where it cannot be written, as on a read-only medium, it is kept in memory.
+//! result. Where it cannot be written, as on a read-only medium, or where there is no `.wmount/`, since wmount never wrote
+//! to the store, it is kept in memory.
 
 use std::fs;
 use std::io::Write;
@@ -63,13 +64,11 @@ impl Memos {
     }
 
     fn write(&self, path: &Path, key: &str, result: &[u8]) -> std::io::Result<()> {
-        // Not with its parents: a store that is gone is not made again.
-        let made = |dir: &Path| match fs::create_dir(dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        };
-        self.dir.parent().map_or(Ok(()), made)?;
-        made(&self.dir)?;
+        // Not with its parents: into a store that wmount never wrote to nothing is written unasked.
+        match fs::create_dir(&self.dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
         let body = [&(key.len() as u32).to_le_bytes(), key.as_bytes(), result].concat();
         let mut file = NamedTempFile::new_in(&self.dir)?;
         file.write_all(Digest::of(&body).as_bytes())?;
@@ -101,6 +100,7 @@ mod tests {
             made.fetch_add(1, Ordering::Relaxed);
             Ok(b"result".to_vec())
         };
+        fs::create_dir(dir.path().join(".wmount")).expect("a new directory");
         let memos = Memos::new(dir.path().join(".wmount/memo"));
         std::thread::scope(|scope| {
             (0..8).for_each(|_| _ = scope.spawn(|| assert_eq!(&*memos.get("key", &make).expect("made"), b"result")));

@@ -148,6 +148,11 @@ impl Store {
         }
     }
 
+    /// Lets memos be kept in the store, also in one that wmount has not written to.
+    pub fn keep_memos(&self) -> Result<()> {
+        self.own_path("memo").map(drop)
+    }
+
     /// Takes the writers' lock, or says that another process has it.
     pub fn lock(&self) -> Result<Lock> {
         let path = self.own_path("lock")?;

@@ -150,7 +150,7 @@ def test_f16_is_refused_where_values_would_become_infinite(store, tmp_path):
     values = np.float32([[65519.9, 65520, -1e30], [np.inf, np.nan, 1]])
     save_file({"layer.weight": values, "fine": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
     store.add(tmp_path / "model.safetensors", name="wide")
-    shown = store.json("show", "wide")["layouts"]["gds_export@f16"]
+    shown = store.json("show", "wide@f16")["layouts"]["gds_export"]
     assert shown["shown"] is False
     assert "2 values" in shown["reason"] and "2 in" in shown["reason"] and "layer.weight" in shown["reason"]
     with Mount(store, tmp_path / "mnt") as mount:

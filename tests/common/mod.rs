@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -258,11 +259,20 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 pub fn walk(root: &Path) -> BTreeMap<String, fs::Metadata> {
     let mut found = BTreeMap::new();
     let mut open = vec![PathBuf::new()];
+    // A store that is written to has files that come and go.
+    let vanished =
+        |error: &io::Error, path: &Path| error.kind() == io::ErrorKind::NotFound && path.starts_with(".wmount/tmp");
     while let Some(path) = open.pop() {
         let place = root.join(&path);
-        let metadata = fs::symlink_metadata(&place).unwrap_or_else(|error| panic!("{}: {error}", place.display()));
+        let metadata = match fs::symlink_metadata(&place) {
+            Err(error) if vanished(&error, &path) => continue,
+            metadata => metadata.unwrap_or_else(|error| panic!("{}: {error}", place.display())),
+        };
         if metadata.is_dir() {
-            open.extend(fs::read_dir(&place).unwrap().map(|entry| path.join(entry.unwrap().file_name())));
+            match fs::read_dir(&place) {
+                Err(error) if vanished(&error, &path) => continue,
+                entries => open.extend(entries.unwrap().map(|entry| path.join(entry.unwrap().file_name()))),
+            }
         }
         found.insert(path.to_str().unwrap().to_owned(), metadata);
     }
