@@ -237,6 +237,11 @@ impl ExtentMap {
         !self.computed.is_empty()
     }
 
+    /// About how many bytes of memory the map takes.
+    pub fn memory(&self) -> u64 {
+        64 * self.starts.len() as u64 + self.inline.len() as u64 + 256 * self.computed.len() as u64 + 128
+    }
+
     /// The blob that this file is, if it is nothing else.
     pub fn whole_blob(&self) -> Option<Digest> {
         match self.sources[..] {

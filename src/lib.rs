@@ -28,6 +28,8 @@ pub mod format;
 pub mod sample;
 pub mod store;
 pub mod layout;
+pub mod keep;
+pub mod memo;
 pub mod tree;
 pub mod prepare;
 mod meter;

@@ -330,6 +330,14 @@ impl Model {
         });
     }
 
+    /// About how many bytes of memory it takes.
+    pub fn memory(&self) -> u64 {
+        let tensors = 400 * (self.tensors.len() + self.other_tensors.len()) as u64;
+        let foreign = self.foreign.iter().map(|it| it.manifest.len() as u64 + 40 * it.blobs.len() as u64).sum::<u64>();
+        let files = self.sources.iter().flat_map(|source| &source.files);
+        tensors + foreign + 200 * self.files.len() as u64 + files.map(|file| file.content.memory()).sum::<u64>()
+    }
+
     /// The first blob whose tensors are not known, as an error: the model cannot be shown whole.
     pub fn check_whole(&self) -> Result<(), Error> {
         let unread = self.defects.iter().find_map(|defect| Some((defect.unread?.0, defect)));

@@ -6,6 +6,8 @@
 //! An inode number means one content for ever. That of a node is a hash of its path, content and time, so it is the
 //! same after a remount and another one when the content changes; that of a skeleton directory is a hash of its path.
 
+mod union;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
@@ -13,9 +15,14 @@ use std::time::SystemTime;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
+use crate::keep::{Cell, Keep};
 use crate::layout::{self, Anchor, AnchorKind, Branch, Files, Layout};
+use crate::memo::Memo;
 use crate::model::{Model, ModelName, to_unix};
 use crate::store::{Found, Store};
+
+pub use union::Union;
+use union::{Row, on_all_cores};
 
 /// The inode number of the root directory, as FUSE wants it.
 pub const ROOT: u64 = 1;
@@ -83,6 +90,14 @@ impl Node {
         }
     }
 
+    /// About how many bytes of memory it takes with all that is below it.
+    fn memory(&self) -> u64 {
+        128 + match &self.body {
+            Body::Dir(children) => children.iter().map(|(name, child)| 40 + name.len() as u64 + child.memory()).sum(),
+            Body::File(file) => file.content.memory(),
+        }
+    }
+
     /// The entry of this name.
     pub fn child(&self, name: &str) -> Result<&Arc<Node>> {
         let Body::Dir(children) = &self.body else { return Err(Error::NotDir) };
@@ -92,9 +107,9 @@ impl Node {
 }
 
 /// The nodes at the anchors of one layout.
-type Anchored = Arc<Vec<Arc<Node>>>;
+type Anchored = Vec<Arc<Node>>;
 
-/// A model in the snapshot, read and planned when first touched.
+/// A model in the snapshot, read and planned when touched.
 #[derive(Debug)]
 pub struct Entry {
     /// Its manifest.
@@ -102,11 +117,13 @@ pub struct Entry {
     /// Its path in the layouts.
     pub path: String,
     store: Arc<Store>,
-    // Errors are not kept: damage that is mended is gone.
-    model: Mutex<Option<Arc<Model>>>,
-    plans: [Mutex<Option<Anchored>>; layout::COUNT],
+    keep: Arc<Keep>,
+    model: Cell<Model>,
+    plans: [Cell<Anchored>; layout::COUNT],
     /// The nodes of variants that were touched.
-    variants: Mutex<HashMap<View, Arc<Mutex<Option<Anchored>>>>>,
+    variants: Mutex<HashMap<View, Arc<Cell<Anchored>>>>,
+    /// A bit for each layout that shows it.
+    shown: OnceLock<u64>,
 }
 
 /// A layout, or one of its variants, by index.
@@ -135,24 +152,26 @@ impl View {
 }
 
 impl Entry {
-    fn new(store: Arc<Store>, found: Found, path: String) -> Entry {
-        let plans = std::array::from_fn(|_| Mutex::default());
-        Entry { found: Arc::new(found), path, store, model: Mutex::default(), plans, variants: Mutex::default() }
+    fn new(store: Arc<Store>, keep: Arc<Keep>, found: Found, path: String) -> Entry {
+        let (model, plans) = (Cell::default(), std::array::from_fn(|_| Cell::default()));
+        let variants = Mutex::default();
+        Entry { found: Arc::new(found), path, store, keep, model, plans, variants, shown: OnceLock::new() }
     }
 
     /// The model.
     pub fn model(&self) -> Result<Arc<Model>> {
-        once(&self.model, || {
+        self.model.get(&self.keep, || {
             let model = self.store.load(&self.found)?;
             for defect in &model.defects {
                 tracing::warn!("model {}: {}", model.name, defect.what);
             }
-            Ok(Arc::new(model))
+            let memory = model.memory();
+            Ok((model, memory))
         })
     }
 
     /// The nodes at the anchors of a layout or variant.
-    fn planned(&self, view: View) -> Result<Anchored> {
+    fn planned(&self, view: View) -> Result<Arc<Anchored>> {
         let make = || {
             let layout = view.layout();
             let (model, files) = (self.model()?, Files(self.store.blobs()));
@@ -174,13 +193,15 @@ impl Entry {
                 let path = format!("{}/{}", layout.name(), anchor.path);
                 Numbering::new(&branch, &self.found, view).node(&path, &path, branch)
             });
-            Ok(Arc::new(nodes.collect()))
+            let nodes: Anchored = nodes.collect();
+            let memory = nodes.iter().map(|node| node.memory()).sum();
+            Ok((nodes, memory))
         };
         if view.variant.is_none() {
-            return once(&self.plans[view.layout], make);
+            return self.plans[view.layout].get(&self.keep, make);
         }
         let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
-        once(&plan, make)
+        plan.get(&self.keep, make)
     }
 
     /// What stands at the anchors of one variant of a layout, by index.
@@ -202,13 +223,62 @@ impl Entry {
         }
         Ok(nodes)
     }
+
+    /// Whether a layout or variant shows it.
+    fn shows(&self, view: View) -> bool {
+        let expressed = || self.model().is_ok_and(|model| view.layout().expresses(&model).is_ok());
+        self.shown() & 1 << view.layout != 0 && (view.variant.is_none() || expressed())
+    }
+
+    /// A bit for each layout that shows it. What cannot be read is shown in `original/`, where touching it tells why.
+    fn shown(&self) -> u64 {
+        if let Some(shown) = self.shown.get() {
+            return *shown;
+        }
+        let layouts = layout::all().into_iter().enumerate();
+        let mask = |test: &dyn Fn(&dyn Layout) -> bool| {
+            layouts.filter(|(_, view)| test(*view)).fold(0, |mask, (index, _)| mask | 1 << index)
+        };
+        match self.model() {
+            Ok(model) => *self.shown.get_or_init(|| mask(&|view| view.expresses(&model).is_ok())),
+            Err(error) => {
+                tracing::warn!("model {}: {error}", self.found.name);
+                mask(&|view| view.name() == "original")
+            }
+        }
+    }
 }
 
-fn once<T>(cell: &Mutex<Option<Arc<T>>>, make: impl FnOnce() -> Result<Arc<T>>) -> Result<Arc<T>> {
-    let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*cell {
-        Some(made) => Ok(made.clone()),
-        None => Ok(cell.insert(make()?).clone()),
+/// Where a node stands, to find it when it is no longer kept.
+#[derive(Debug, Clone)]
+pub struct Place {
+    entry: Arc<Entry>,
+    view: View,
+    anchor: usize,
+    /// The path below the anchor.
+    path: Box<str>,
+}
+
+impl Place {
+    fn of(entry: &Arc<Entry>, view: View, anchor: usize, path: &str) -> Place {
+        Place { entry: entry.clone(), view, anchor, path: path.into() }
+    }
+
+    fn step(self) -> Result<Step<'static>> {
+        Ok(Step::Node(self.node()?, self))
+    }
+
+    /// The place of an entry of this directory.
+    pub fn below(&self, name: &str) -> Place {
+        let path = if self.path.is_empty() { name.into() } else { format!("{}/{name}", self.path).into() };
+        Place { path, ..self.clone() }
+    }
+
+    /// The node that stands here.
+    pub fn node(&self) -> Result<Arc<Node>> {
+        let root = self.entry.planned(self.view)?[self.anchor].clone();
+        let parts = self.path.split('/').filter(|part| !part.is_empty());
+        parts.into_iter().try_fold(root, |node, part| node.child(part).cloned())
     }
 }
 
@@ -314,9 +384,6 @@ pub struct SkeletonDir {
     union: OnceLock<Arc<Union>>,
 }
 
-/// The files of all models in a shared directory.
-type Union = BTreeMap<Box<str>, Arc<Node>>;
-
 #[derive(Debug)]
 enum SkeletonChild {
     Dir(SkeletonDir),
@@ -328,8 +395,8 @@ enum SkeletonChild {
 pub enum Step<'a> {
     /// Another directory of the skeleton.
     Dir(&'a SkeletonDir),
-    /// A model's own directory or file.
-    Node(Arc<Node>),
+    /// A model's own directory or file, and where it stands.
+    Node(Arc<Node>, Place),
 }
 
 impl SkeletonDir {
@@ -355,14 +422,16 @@ impl SkeletonDir {
     pub fn child(&self, name: &str) -> Result<Step<'_>> {
         match self.children.get(name) {
             Some(SkeletonChild::Dir(dir)) => Ok(Step::Dir(dir)),
-            Some(SkeletonChild::Anchor { entry, view, anchor, .. }) => {
-                Ok(Step::Node(entry.planned(*view)?[*anchor].clone()))
+            Some(SkeletonChild::Anchor { entry, view, anchor, .. }) => Place::of(entry, *view, *anchor, "").step(),
+            None => {
+                if let Some((entry, view, anchor)) = self.unlisted(name) {
+                    return Place::of(entry, view, anchor, "").step();
+                }
+                let absent = || Error::NotFound(format!("{}/{name}", self.path));
+                let digest = Digest::from_file_name(name).filter(|_| self.is_shared()).ok_or_else(absent)?;
+                let (entry, view, anchor) = &self.shared[self.blobs()?.model(&digest).ok_or_else(absent)?];
+                Place::of(entry, *view, *anchor, name).step()
             }
-            None => match (self.unlisted(name), self.union()?.get(name)) {
-                (Some((entry, view, anchor)), _) => Ok(Step::Node(entry.planned(view)?[anchor].clone())),
-                (None, Some(node)) => Ok(Step::Node(node.clone())),
-                (None, None) => Err(Error::NotFound(format!("{}/{name}", self.path))),
-            },
         }
     }
 
@@ -376,7 +445,7 @@ impl SkeletonDir {
                 if let Some(base) = base(suffix)
                     && let Some(SkeletonChild::Anchor { entry, view: of, anchor, .. }) = self.children.get(&base)
                     && *of == (View { layout, variant: None })
-                    && is_shown(view.layout(), entry)
+                    && entry.shows(view)
                 {
                     return Some((entry, view, *anchor));
                 }
@@ -402,25 +471,50 @@ impl SkeletonDir {
             Some((name.as_str().into(), ino, kind))
         };
         let mut entries: Vec<(Box<str>, u64, Kind)> = self.children.iter().filter_map(entry).collect();
-        if !self.shared.is_empty() {
-            entries.extend(self.union()?.iter().map(|(name, node)| (name.clone(), node.ino, node.kind())));
+        if self.is_shared() {
+            let union = self.blobs()?;
+            entries.extend((0..union.len()).filter_map(|at| union.get(at)).map(|(n, ino)| (n.into(), ino, Kind::File)));
             entries.sort_by(|a, b| a.0.cmp(&b.0));
         }
         Ok(entries)
     }
 
-    fn union(&self) -> Result<Arc<Union>> {
+    /// Whether it holds the blobs of several models, and nothing else.
+    pub fn is_shared(&self) -> bool {
+        !self.shared.is_empty() && self.children.is_empty()
+    }
+
+    /// The blobs of a shared directory.
+    pub fn blobs(&self) -> Result<Arc<Union>> {
         if let Some(union) = self.union.get() {
             return Ok(union.clone());
         }
-        let mut union = Union::new();
-        for (entry, view, anchor) in &self.shared {
-            let Body::Dir(children) = &entry.planned(*view)?[*anchor].body else { return Err(Error::NotDir) };
-            for (name, node) in children {
-                union.entry(name.clone()).or_insert_with(|| node.clone());
-            }
+        // One growing list: a list for each model would leave a million small holes in memory.
+        let rows = Mutex::new(Vec::new());
+        let add = |index: usize| {
+            let (entry, view, anchor) = &self.shared[index];
+            let planned = match entry.planned(*view) {
+                Ok(planned) => planned,
+                Err(error) => {
+                    tracing::warn!("model {}: {error}", entry.found.name);
+                    return false;
+                }
+            };
+            let Body::Dir(children) = &planned[*anchor].body else { return true };
+            let row = |(name, node): &(Box<str>, Arc<Node>)| {
+                Some(Row { digest: Digest::from_file_name(name)?, ino: node.ino, model: index as u32 })
+            };
+            rows.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(row));
+            true
+        };
+        let whole = on_all_cores(self.shared.len(), &add).into_iter().all(|added| added);
+        let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let union = Arc::new(Union::of(rows));
+        // What a damaged model lacks is looked for again.
+        match whole {
+            true => Ok(self.union.get_or_init(|| union).clone()),
+            false => Ok(union),
         }
-        Ok(self.union.get_or_init(|| Arc::new(union)).clone())
     }
 
     /// The directory at a path below this one, made as needed.
@@ -467,7 +561,11 @@ impl SkeletonDir {
 /// The snapshot.
 #[derive(Debug)]
 pub struct Tree {
+    store: Arc<Store>,
+    keep: Arc<Keep>,
     entries: Vec<Arc<Entry>>,
+    /// Set when every entry knows which layouts show it.
+    sorted: OnceLock<()>,
     layouts: [OnceLock<SkeletonDir>; layout::COUNT],
     listed: Arc<[String]>,
 }
@@ -477,13 +575,31 @@ impl Tree {
     /// are entries of directories; the others are there for who asks for them.
     pub fn new(store: &Arc<Store>, found: Vec<Found>, old: Option<&Tree>, listed: Arc<[String]>) -> Tree {
         let paths = tree_paths(&found);
+        let keep = old.map_or_else(Arc::default, |old| old.keep.clone());
         let entries = found.into_iter().zip(paths).map(|(found, path)| {
             let same = |entry: &&Arc<Entry>| *entry.found == found && entry.path == path;
             let index = old.map(|old| old.entries.binary_search_by(|entry| entry.found.name.cmp(&found.name)));
             let kept = old.zip(index.and_then(Result::ok)).map(|(old, index)| &old.entries[index]).filter(same);
-            kept.cloned().unwrap_or_else(|| Arc::new(Entry::new(store.clone(), found, path)))
+            kept.cloned().unwrap_or_else(|| Arc::new(Entry::new(store.clone(), keep.clone(), found, path)))
         });
-        Tree { entries: entries.collect(), layouts: Default::default(), listed }
+        let entries = entries.collect();
+        Tree { store: store.clone(), keep, entries, sorted: OnceLock::new(), layouts: Default::default(), listed }
+    }
+
+    /// Has every model say which layouts show it: from the memo, or by reading it.
+    fn sort(&self) {
+        let memo = Memo::read(&self.store);
+        for entry in &self.entries {
+            if let Some(shown) = memo.get(&entry.found) {
+                let _ = entry.shown.set(shown);
+            }
+        }
+        let unknown: Vec<&Arc<Entry>> = self.entries.iter().filter(|entry| entry.shown.get().is_none()).collect();
+        on_all_cores(unknown.len(), &|index| unknown[index].shown());
+        if !unknown.is_empty() {
+            let known = self.entries.iter().filter_map(|entry| Some((&*entry.found, *entry.shown.get()?)));
+            Memo::of(known).write(&self.store);
+        }
     }
 
     /// The models in order of name.
@@ -509,6 +625,7 @@ impl Tree {
     }
 
     fn skeleton(&self, layout: usize) -> SkeletonDir {
+        self.sorted.get_or_init(|| self.sort());
         let base = layout::all()[layout];
         let mut root = SkeletonDir::new(base.name().into());
         for path in base.fixed_dirs() {
@@ -521,10 +638,7 @@ impl Tree {
             .map(|variant| View { layout, variant })
             .collect();
         for entry in &self.entries {
-            for view in views.iter().take_while(|view| view.variant.is_some() || is_shown(base, entry)) {
-                if view.variant.is_some() && !is_shown(view.layout(), entry) {
-                    continue;
-                }
+            for view in views.iter().filter(|view| entry.shows(**view)) {
                 for (index, anchor) in view.anchors(&entry.found.name, &entry.path).into_iter().enumerate() {
                     if root.put(&anchor.path, entry, *view, index, anchor.kind).is_none() {
                         let (name, dir) = (&entry.found.name, base.name());
@@ -535,17 +649,6 @@ impl Tree {
         }
         root.set_times();
         root
-    }
-}
-
-/// Whether a layout shows a model. One that cannot be read is shown in `original/`, where touching it tells why.
-fn is_shown(view: &dyn Layout, entry: &Entry) -> bool {
-    match entry.model() {
-        Ok(model) => view.expresses(&model).is_ok(),
-        Err(error) => {
-            tracing::warn!("model {}: {error}", entry.found.name);
-            view.name() == "original"
-        }
     }
 }
 

@@ -3,10 +3,11 @@
 //! A read needs no handle. The one lock on the way is around the snapshot and held for a clone, never across I/O.
 //! Nodes that were handed out stay readable when their model is gone from the snapshot: open files still name them.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use dashmap::DashMap;
@@ -17,7 +18,7 @@ use crate::layout;
 use crate::meter::{Metered, Meters};
 use crate::prepare::{prepare, surveyed};
 use crate::store::{Found, Lease, Store};
-use crate::tree::{Body, FileBody, Node, SkeletonDir, Step, Tree, number};
+use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, Union, number};
 
 pub use crate::tree::{Kind, ROOT};
 
@@ -64,7 +65,52 @@ pub struct Listing {
     /// The directory above, for `..`.
     pub parent: u64,
     /// The entries.
-    pub children: Arc<[Child]>,
+    pub children: Children,
+}
+
+/// The entries of a directory in order of name.
+#[derive(Debug, Clone)]
+pub enum Children {
+    /// Of most directories.
+    Few(Arc<[Child]>),
+    /// Of one that holds the blobs of all models.
+    Blobs(Arc<Union>),
+}
+
+impl Children {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Children::Few(children) => children.len(),
+            Children::Blobs(union) => union.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One of them.
+    pub fn get(&self, index: usize) -> Option<Child> {
+        match self {
+            Children::Few(children) => children.get(index).cloned(),
+            Children::Blobs(union) => {
+                union.get(index).map(|(name, ino)| Child { name: name.into(), ino, kind: Kind::File })
+            }
+        }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = Child> {
+        (0..self.len()).filter_map(|index| self.get(index))
+    }
+}
+
+impl FromIterator<Child> for Children {
+    fn from_iter<I: IntoIterator<Item = Child>>(children: I) -> Self {
+        Children::Few(children.into_iter().collect())
+    }
 }
 
 /// Room on the file system of the store.
@@ -91,8 +137,27 @@ struct Inode {
 enum What {
     /// A directory of the skeleton: by path, since the next snapshot has another one there.
     Skeleton(Arc<str>),
-    Node(Arc<Node>),
+    Node(Arc<Handle>),
     Status(Arc<Status>),
+}
+
+/// A node that was handed out. It is found again if it was not kept, and it is then the same or gone.
+#[derive(Debug)]
+struct Handle {
+    ino: u64,
+    place: Place,
+    node: Weak<Node>,
+}
+
+impl Handle {
+    fn to(node: &Arc<Node>, place: Place) -> What {
+        What::Node(Arc::new(Handle { ino: node.ino, place, node: Arc::downgrade(node) }))
+    }
+
+    fn node(&self) -> Result<Arc<Node>> {
+        let again = || self.place.node().ok().filter(|node| node.ino == self.ino);
+        self.node.upgrade().or_else(again).ok_or(Error::Stale(self.ino))
+    }
 }
 
 /// A status as it was when it was asked for: its number means one content, like any other.
@@ -108,6 +173,8 @@ struct Status {
 #[derive(Debug)]
 struct OpenFiles {
     count: u64,
+    /// Each open file's node is kept, with the number of times that it is open.
+    nodes: HashMap<u64, (u64, Arc<Node>)>,
     _lease: Option<Lease>,
 }
 
@@ -196,7 +263,10 @@ impl Vfs {
     /// The entry `name` of a directory.
     pub fn lookup(&self, dir: u64, name: &str) -> Result<Attr> {
         let found = match self.inode(dir)?.what {
-            What::Node(node) => self.hand_out(dir, What::Node(node.child(name)?.clone()), false),
+            What::Node(handle) => {
+                let child = handle.node()?.child(name)?.clone();
+                self.hand_out(dir, Handle::to(&child, handle.place.below(name)), false)
+            }
             What::Skeleton(path) => self.step(dir, &path, name),
             What::Status(_) => Err(Error::NotDir),
         };
@@ -221,7 +291,7 @@ impl Vfs {
         let skeleton = tree.dir(path).ok_or_else(|| Error::NotFound(path.into()))?;
         match skeleton.child(name).inspect_err(|error| self.count_refusal(error, path, name))? {
             Step::Dir(_) => self.hand_out(dir, What::Skeleton(below(path).into()), true),
-            Step::Node(node) => self.hand_out(dir, What::Node(node), true),
+            Step::Node(node, place) => self.hand_out(dir, Handle::to(&node, place), true),
         }
     }
 
@@ -240,10 +310,17 @@ impl Vfs {
     fn hand_out(&self, parent: u64, what: What, fleeting: bool) -> Result<Attr> {
         let attr = self.attr_of(&what)?;
         let inode = Inode { parent, what };
-        if let Some(other) = self.inodes.insert(attr.ino, inode.clone()) {
-            // 63 bits of a sha256: with a million inodes one pair in ten million mounts.
-            if !same(&other.what, &inode.what) {
-                tracing::error!("two paths have the inode number {}", attr.ino);
+        match self.inodes.entry(attr.ino) {
+            dashmap::Entry::Vacant(entry) => _ = entry.insert(inode),
+            dashmap::Entry::Occupied(mut entry) => {
+                // 63 bits of a sha256: with a million inodes one pair in ten million mounts.
+                if !same(&entry.get().what, &inode.what) {
+                    tracing::error!("two paths have the inode number {}", attr.ino);
+                }
+                // A node that an open file holds is found through this inode.
+                if !matches!(&entry.get().what, What::Node(handle) if handle.node.strong_count() > 0) {
+                    entry.insert(inode);
+                }
             }
         }
         Ok(Attr { fleeting, ..attr })
@@ -264,14 +341,11 @@ impl Vfs {
             fleeting: false,
         };
         match what {
-            What::Node(node) => Ok(Attr {
-                ino: node.ino,
-                kind: node.kind(),
-                size: node.size(),
-                nlink: node.nlink,
-                mtime: node.mtime,
-                fleeting: false,
-            }),
+            What::Node(handle) => {
+                let node = handle.node()?;
+                let (kind, size) = (node.kind(), node.size());
+                Ok(Attr { ino: node.ino, kind, size, nlink: node.nlink, mtime: node.mtime, fleeting: false })
+            }
             What::Status(status) => Ok(Attr {
                 ino: status.ino,
                 kind: Kind::File,
@@ -300,7 +374,7 @@ impl Vfs {
         let child = |(name, ino, kind): (Box<str>, u64, Kind)| Child { name, ino, kind };
         let children = match &inode.what {
             What::Status(_) => return Err(Error::NotDir),
-            What::Node(node) => match &node.body {
+            What::Node(handle) => match &handle.node()?.body {
                 Body::File(_) => return Err(Error::NotDir),
                 Body::Dir(children) => {
                     children.iter().map(|(name, node)| child((name.clone(), node.ino, node.kind()))).collect()
@@ -313,11 +387,15 @@ impl Vfs {
                 names.iter().map(|name| child(((*name).into(), number(&["skeleton", name], &[]), Kind::Dir))).collect()
             }
             What::Skeleton(path) if &**path == OWN_DIR => {
-                vec![child((STATUS.into(), self.current_status().ino, Kind::File))].into()
+                [child((STATUS.into(), self.current_status().ino, Kind::File))].into_iter().collect()
             }
             What::Skeleton(path) => {
                 let tree = self.tree();
                 let skeleton: &SkeletonDir = tree.dir(path).ok_or_else(|| Error::NotFound(path.to_string()))?;
+                if skeleton.is_shared() {
+                    let union = skeleton.blobs().inspect_err(|error| self.note(error, None))?;
+                    return Ok(Listing { parent: inode.parent, children: Children::Blobs(union) });
+                }
                 let entries = skeleton.entries().inspect_err(|error| self.note(error, None))?;
                 entries.into_iter().map(child).collect()
             }
@@ -330,12 +408,19 @@ impl Vfs {
         match self.inode(ino)?.what {
             What::Skeleton(_) => Err(Error::IsDir),
             What::Status(_) => Ok(()),
-            What::Node(node) => {
+            What::Node(handle) => {
+                let node = handle.node()?;
                 let Body::File(file) = &node.body else { return Err(Error::IsDir) };
                 self.begin_variant(file);
+                let none = || OpenFiles { count: 0, nodes: HashMap::new(), _lease: self.store.lease(&file.model) };
                 let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-                let files = open.entry(file.model.clone());
-                files.or_insert_with(|| OpenFiles { count: 0, _lease: self.store.lease(&file.model) }).count += 1;
+                let files = open.entry(file.model.clone()).or_insert_with(none);
+                files.count += 1;
+                files.nodes.entry(ino).or_insert_with(|| (0, node.clone())).0 += 1;
+                drop(open);
+                if let Some(mut inode) = self.inodes.get_mut(&ino) {
+                    inode.what = Handle::to(&node, handle.place.clone());
+                }
                 Ok(())
             }
         }
@@ -345,7 +430,8 @@ impl Vfs {
     ///
     /// What is wrong with a blob is said when the file is read, so there is no error here.
     pub fn whole_blob(&self, ino: u64) -> Option<Arc<File>> {
-        let What::Node(node) = self.inode(ino).ok()?.what else { return None };
+        let What::Node(handle) = self.inode(ino).ok()?.what else { return None };
+        let node = handle.node().ok()?;
         let Body::File(file) = &node.body else { return None };
         let blob = self.store.blob_file(&file.content.whole_blob()?).ok()?;
         (blob.metadata().ok()?.len() == file.content.size()).then_some(blob)
@@ -388,7 +474,8 @@ impl Vfs {
         if !self.has_variants.load(Ordering::Relaxed) {
             return false;
         }
-        let Ok(Inode { what: What::Node(node), .. }) = self.inode(ino) else { return false };
+        let Ok(Inode { what: What::Node(handle), .. }) = self.inode(ino) else { return false };
+        let Ok(node) = handle.node() else { return false };
         let Body::File(file) = &node.body else { return false };
         let Some(variant) = file.variant else { return false };
         let done = self.prepared.get(&(file.model.clone(), file.layout, variant)).is_some_and(|done| *done);
@@ -397,17 +484,25 @@ impl Vfs {
 
     /// Whether bytes of a file are computed when they are read.
     pub fn is_computed(&self, ino: u64) -> bool {
-        let Ok(Inode { what: What::Node(node), .. }) = self.inode(ino) else { return false };
-        matches!(&node.body, Body::File(file) if file.content.is_computed())
+        let Ok(Inode { what: What::Node(handle), .. }) = self.inode(ino) else { return false };
+        let is_computed = |node: Arc<Node>| matches!(&node.body, Body::File(file) if file.content.is_computed());
+        handle.node().is_ok_and(is_computed)
     }
 
     /// The reverse of [`Vfs::open`].
     pub fn release(&self, ino: u64) {
-        let Ok(Inode { what: What::Node(node), .. }) = self.inode(ino) else { return };
+        let Ok(Inode { what: What::Node(handle), .. }) = self.inode(ino) else { return };
+        let Ok(node) = handle.node() else { return };
         let Body::File(file) = &node.body else { return };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(files) = open.get_mut(&file.model) {
             files.count -= 1;
+            if let Entry::Occupied(mut entry) = files.nodes.entry(ino) {
+                entry.get_mut().0 -= 1;
+                if entry.get().0 == 0 {
+                    entry.remove();
+                }
+            }
             if files.count == 0 {
                 open.remove(&file.model);
             }
@@ -424,7 +519,8 @@ impl Vfs {
                 buf[..len].copy_from_slice(&rest[..len]);
                 Ok(len)
             }
-            What::Node(node) => {
+            What::Node(handle) => {
+                let node = handle.node()?;
                 let Body::File(file) = &node.body else { return Err(Error::IsDir) };
                 let counters = self.meters.of(file.layout, file.variant);
                 let blobs = Metered::new(self.store.blobs(), counters, file.variant.is_some());
@@ -533,7 +629,10 @@ fn is_layout(name: &str) -> bool {
 fn same(a: &What, b: &What) -> bool {
     match (a, b) {
         (What::Skeleton(a), What::Skeleton(b)) => a == b,
-        (What::Node(a), What::Node(b)) => (a.kind(), a.size(), a.mtime) == (b.kind(), b.size(), b.mtime),
+        (What::Node(a), What::Node(b)) => match (a.node.upgrade(), b.node.upgrade()) {
+            (Some(a), Some(b)) => (a.kind(), a.size(), a.mtime) == (b.kind(), b.size(), b.mtime),
+            _ => true,
+        },
         (What::Status(_), What::Status(_)) => true,
         _ => false,
     }

@@ -36,7 +36,7 @@ fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
         for (name, ..) in it.entries().unwrap() {
             match it.child(&name).unwrap() {
                 Step::Dir(below) => dir(below, digest, found),
-                Step::Node(below) => node(format!("{}/{name}", it.path), &below, digest, found),
+                Step::Node(below, _) => node(format!("{}/{name}", it.path), &below, digest, found),
             }
         }
     }

@@ -142,8 +142,8 @@ impl Fuse {
     ///
     /// What cannot be looked up just now is listed with what is known and a lifetime of zero, so that one damaged
     /// model does not hide the others and whoever touches it is told.
-    fn listed_attr(&self, dir: INodeNo, entry: &Entry<'_>) -> (FileAttr, Duration) {
-        let found = match entry.name {
+    fn listed_attr(&self, dir: INodeNo, entry: &Entry) -> (FileAttr, Duration) {
+        let found = match &*entry.name {
             "." | ".." => self.ask("readdirplus", INodeNo(entry.ino), |vfs| vfs.attr(entry.ino)),
             name => self.ask("readdirplus", dir, |vfs| vfs.lookup(dir.0, name)),
         };
@@ -160,24 +160,25 @@ impl Fuse {
 
 /// One name of an open directory.
 #[derive(Debug, PartialEq, Eq)]
-struct Entry<'a> {
+struct Entry {
     /// Where a reading goes on after this entry.
     next: u64,
     ino: u64,
     kind: Kind,
-    name: &'a str,
+    name: Box<str>,
 }
 
 /// The entries of directory `dir` from `offset` on: ".", "..", then the children; the n-th entry has offset n.
-fn entries_from(dir: INodeNo, listing: &Listing, offset: u64) -> impl Iterator<Item = Entry<'_>> {
-    let dots = [(dir.0, Kind::Dir, "."), (listing.parent, Kind::Dir, "..")];
-    let children = listing.children.iter().map(|child| (child.ino, child.kind, &*child.name));
-    let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
-    dots.into_iter()
-        .chain(children)
-        .zip(1..)
-        .map(|((ino, kind, name), next)| Entry { next, ino, kind, name })
-        .skip(skipped)
+fn entries_from(dir: INodeNo, listing: &Listing, offset: u64) -> impl Iterator<Item = Entry> {
+    let dots = [(dir.0, "."), (listing.parent, "..")].map(|(ino, name)| (ino, Kind::Dir, Box::from(name)));
+    let end = dots.len() + listing.children.len();
+    let first = usize::try_from(offset).unwrap_or(usize::MAX);
+    let entry = move |index: usize| {
+        let child = || listing.children.get(index - dots.len()).map(|child| (child.ino, child.kind, child.name));
+        let (ino, kind, name) = dots.get(index).cloned().or_else(child)?;
+        Some(Entry { next: index as u64 + 1, ino, kind, name })
+    };
+    (first.min(end)..end).map_while(entry)
 }
 
 fn file_type(kind: Kind) -> FileType {
@@ -257,7 +258,7 @@ impl Filesystem for Fuse {
         match self.listing(fh) {
             Ok(listing) => {
                 let mut entries = entries_from(ino, &listing, offset);
-                let _full = entries.any(|it| reply.add(INodeNo(it.ino), it.next, file_type(it.kind), it.name));
+                let _full = entries.any(|it| reply.add(INodeNo(it.ino), it.next, file_type(it.kind), &*it.name));
                 reply.ok();
             }
             Err(errno) => reply.error(errno),
@@ -270,7 +271,7 @@ impl Filesystem for Fuse {
                 let mut entries = entries_from(ino, &listing, offset);
                 let _full = entries.any(|it| {
                     let (attr, ttl) = self.listed_attr(ino, &it);
-                    reply.add(attr.ino, it.next, it.name, &ttl, &attr, GENERATION)
+                    reply.add(attr.ino, it.next, &*it.name, &ttl, &attr, GENERATION)
                 });
                 reply.ok();
             }
@@ -504,14 +505,14 @@ mod tests {
 
     fn listing() -> Listing {
         let child = |name: &str, ino| Child { name: name.into(), ino, kind: Kind::File };
-        Listing { parent: 1, children: vec![child("a", 10), child("b", 11)].into() }
+        Listing { parent: 1, children: [child("a", 10), child("b", 11)].into_iter().collect() }
     }
 
     #[test]
     fn an_offset_is_where_the_next_page_begins() {
         let listing = listing();
         let all: Vec<_> = entries_from(INodeNo(5), &listing, 0).collect();
-        let names: Vec<_> = all.iter().map(|entry| entry.name).collect();
+        let names: Vec<_> = all.iter().map(|entry| &*entry.name).collect();
         assert_eq!(names, [".", "..", "a", "b"]);
         assert_eq!((all[0].ino, all[1].ino), (5, 1));
         for entry in &all {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 
 use super::{Found, Store};
 use crate::digest::Digest;
@@ -21,7 +22,12 @@ impl Store {
     pub(super) fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
         let path = self.manifest_path(&found.name);
         let mut bytes = Vec::new();
-        File::open(&path).at(&path)?.take(ollama::MAX_MANIFEST + 1).read_to_end(&mut bytes).at(&path)?;
+        let file = File::open(&path).at(&path)?;
+        let metadata = file.metadata().at(&path)?;
+        if (metadata.ino(), metadata.len()) != found.version {
+            return Err(Error::NotFound(format!("the manifest of {} as it was", found.name)));
+        }
+        file.take(ollama::MAX_MANIFEST + 1).read_to_end(&mut bytes).at(&path)?;
         if bytes.len() as u64 > ollama::MAX_MANIFEST {
             return Err(Error::format(&path, Fault::new(0, "is too long for a manifest")));
         }

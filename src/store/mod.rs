@@ -153,6 +153,28 @@ impl Store {
         self.own_path("memo").map(drop)
     }
 
+    /// The content of a file below `.wmount/`, if there is one.
+    pub fn own_file(&self, name: &str) -> Option<Vec<u8>> {
+        fs::read(self.root.join(".wmount").join(name)).ok()
+    }
+
+    /// Writes a file that can be made again below `.wmount/`. Where that directory is not, the store is another
+    /// program's, and nothing is written; nor where it is read only.
+    pub fn set_own_file(&self, name: &str, bytes: &[u8]) {
+        let dir = self.root.join(".wmount");
+        let write = || {
+            let mut file = tempfile::NamedTempFile::new_in(&dir)?;
+            std::io::Write::write_all(&mut file, bytes)?;
+            file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+            file.persist(dir.join(name)).map_err(|error| error.error)
+        };
+        if dir.is_dir()
+            && let Err(error) = write()
+        {
+            tracing::debug!("{}: {error}", dir.display());
+        }
+    }
+
     /// Takes the writers' lock, or says that another process has it.
     pub fn lock(&self) -> Result<Lock> {
         let path = self.own_path("lock")?;

@@ -9,7 +9,7 @@ import pytest
 
 import models as made
 import readers
-from harness import BINARY, Mount, Store, digest, eventually, run, unmount
+from harness import BINARY, Mount, Store, digest, eventually, run, unmount, walk
 
 
 def distinct_bytes(world) -> int:
@@ -208,3 +208,22 @@ def test_the_foreground_ends_cleanly(small, tmp_path, end):
 def test_the_demo_runs_once(tmp_path):
     done = run("demo", "--once", timeout=120)
     assert b"weight.bin" in done.stdout
+
+
+def test_the_memo_of_a_store_is_only_a_short_cut(small, tmp_path):
+    """It is written at the first look, and a broken, missing or false one changes nothing but the time that takes."""
+
+    def tree() -> dict:
+        with Mount(small, tmp_path / "mnt") as mount:
+            found = walk(mount.at)
+        return {path: status.st_ino for path, status in found.items() if ".wmount" not in path}
+
+    memo = small.path / ".wmount/memo.json"
+    first = tree()
+    kept = json.loads(memo.read_bytes())
+    assert len(kept["models"]) == 2
+    for other in (b"", b"{}", b"[1", json.dumps(kept | {"rules": 0}).encode(), None):
+        memo.unlink() if other is None else memo.write_bytes(other)
+        assert tree() == first
+    assert json.loads(memo.read_bytes()) == kept
+    assert tree() == first

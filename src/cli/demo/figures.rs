@@ -47,7 +47,7 @@ fn walk(dir: &SkeletonDir, names: &mut Vec<Name>) -> Result<()> {
     for (name, ..) in dir.entries()? {
         match dir.child(&name)? {
             Step::Dir(below) => walk(below, names)?,
-            Step::Node(node) => walk_node(format!("{}/{name}", dir.path), &node, names),
+            Step::Node(node, _) => walk_node(format!("{}/{name}", dir.path), &node, names),
         }
     }
     Ok(())

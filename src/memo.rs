@@ -1,0 +1,66 @@
+//! Which layouts show each model, remembered in the store: without it every manifest is read at the first look at a
+//! layout, a second for a million tensors.
+//!
+//! It is written only into a store that has a directory `.wmount`, and can be deleted at any time.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::layout;
+use crate::model::to_unix;
+use crate::store::{Found, Store};
+
+/// To be raised when a layout comes to show other models than before.
+const RULES: u32 = 1;
+/// Its file in `.wmount/`.
+const FILE: &str = "memo.json";
+
+/// The memo of a store.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memo {
+    version: String,
+    rules: u32,
+    layouts: Vec<String>,
+    /// By path of the manifest: its inode, length and time, and a bit for each layout that shows it.
+    models: HashMap<String, (u64, u64, i64, u32, u64)>,
+}
+
+impl Memo {
+    /// The memo of a store; empty if there is none of this version.
+    pub fn read(store: &Store) -> Memo {
+        let empty = Memo::of(std::iter::empty());
+        let read = store.own_file(FILE).and_then(|bytes| serde_json::from_slice::<Memo>(&bytes).ok());
+        let is_ours =
+            |memo: &Memo| (&memo.version, memo.rules, &memo.layouts) == (&empty.version, RULES, &empty.layouts);
+        read.filter(is_ours).unwrap_or(empty)
+    }
+
+    /// A memo of these models and the bits of their layouts.
+    pub fn of<'a>(models: impl Iterator<Item = (&'a Found, u64)>) -> Memo {
+        let row = |(found, shown): (&Found, u64)| {
+            let (seconds, nanos) = to_unix(found.written);
+            (found.name.manifest_path(), (found.version.0, found.version.1, seconds, nanos, shown))
+        };
+        Memo {
+            version: env!("CARGO_PKG_VERSION").into(),
+            rules: RULES,
+            layouts: layout::all().iter().map(|layout| layout.name().to_owned()).collect(),
+            models: models.map(row).collect(),
+        }
+    }
+
+    /// The bits of a model, if its manifest is the one that was read.
+    pub fn get(&self, found: &Found) -> Option<u64> {
+        let (inode, len, seconds, nanos, shown) = self.models.get(&found.name.manifest_path())?;
+        let is_same = (*inode, *len) == found.version && (*seconds, *nanos) == to_unix(found.written);
+        is_same.then_some(*shown)
+    }
+
+    /// Writes it, if the store may be written to.
+    pub fn write(&self, store: &Store) {
+        if let Ok(bytes) = serde_json::to_vec(self) {
+            store.set_own_file(FILE, &bytes);
+        }
+    }
+}
