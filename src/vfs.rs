@@ -3,15 +3,17 @@
 //! A read needs no handle. The one lock on the way is around the snapshot and held for a clone, never across I/O.
 //! Nodes that were handed out stay readable when their model is gone from the snapshot: open files still name them.
 
+mod status;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use dashmap::DashMap;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::error::{AtPath, Error, Result};
 use crate::layout;
@@ -21,13 +23,12 @@ use crate::store::{Found, Lease, Store};
 use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, Union, number};
 
 pub use crate::tree::{Kind, ROOT};
+use status::Status;
 
 /// Our own directory in the mount.
 const OWN_DIR: &str = ".wmount";
 /// The one file in it.
 const STATUS: &str = "status.json";
-/// How long a status is shown before it is made anew.
-const STATUS_AGE: Duration = Duration::from_millis(100);
 /// Problems that the status remembers.
 const PROBLEMS: usize = 20;
 
@@ -160,15 +161,6 @@ impl Handle {
     }
 }
 
-/// A status as it was when it was asked for: its number means one content, like any other.
-#[derive(Debug)]
-struct Status {
-    ino: u64,
-    made: Instant,
-    mtime: SystemTime,
-    text: Vec<u8>,
-}
-
 /// The open files of a model.
 #[derive(Debug)]
 struct OpenFiles {
@@ -197,7 +189,7 @@ pub struct Vfs {
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Mutex<VecDeque<String>>,
-    status: Mutex<Option<Arc<Status>>>,
+    statuses: Mutex<VecDeque<Arc<Status>>>,
     listed: Arc<[String]>,
 }
 
@@ -224,7 +216,7 @@ impl Vfs {
             started: SystemTime::now(),
             facts: Mutex::default(),
             problems: Mutex::default(),
-            status: Mutex::default(),
+            statuses: Mutex::default(),
             listed,
         })
     }
@@ -565,48 +557,6 @@ impl Vfs {
         let files = model.files.iter().filter(|file| file.blob == *digest).map(|file| format!("file {:?}", file.path));
         let names: Vec<String> = tensors.chain(files).take(4).collect();
         if names.is_empty() { String::new() } else { format!("; it holds {}", names.join(", ")) }
-    }
-
-    fn current_status(&self) -> Arc<Status> {
-        let mut current = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(status) = current.as_ref().filter(|status| status.made.elapsed() < STATUS_AGE) {
-            return status.clone();
-        }
-        let text = self.status_text();
-        let mtime = SystemTime::now();
-        let unique = current.as_ref().map_or(0, |status| status.ino);
-        let ino = number(&["status"], &[&text, &unique.to_le_bytes()]);
-        // The kernel reads a status soon after it looked it up; older ones are let go of.
-        if let Some(old) = current.as_ref().filter(|status| status.made.elapsed() > Duration::from_secs(60)) {
-            self.inodes.remove(&old.ino);
-        }
-        current.insert(Arc::new(Status { ino, made: Instant::now(), mtime, text })).clone()
-    }
-
-    /// The status as JSON.
-    pub fn status_text(&self) -> Vec<u8> {
-        let tree = self.tree();
-        let seconds = |time: SystemTime| crate::model::to_unix(time).0;
-        let model = |entry: &Arc<crate::tree::Entry>| json!({"model": entry.found.name.to_string(), "path": entry.path, "written": seconds(entry.found.written)});
-        let (reads, bytes) = self.meters.total();
-        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut status = json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "store": self.store.root(),
-            "pid": std::process::id(),
-            "started": seconds(self.started),
-            "models": tree.entries().iter().map(model).collect::<Vec<_>>(),
-            "reads": reads,
-            "bytes_read": bytes,
-            "layouts": self.meters.json(),
-            "problems": problems,
-        });
-        if let Some(status) = status.as_object_mut() {
-            status.extend(self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        }
-        let mut text = serde_json::to_vec_pretty(&status).expect("a status is plain data");
-        text.push(b'\n');
-        text
     }
 
     /// The inode at a path from the root, `/` between the components.
