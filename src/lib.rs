@@ -13,7 +13,6 @@
 //! | tree | the immutable, inode-numbered snapshot of all layouts |
 //! | front | what serves the tree |
 //! | variant | `model@variant`: the same model with bytes computed on read |
-//! | variant | `model@variant`: the same model with bytes computed on read |
 //! | program | a CoreML model.mlmodel for one shape of one model |
 //!
 //! Data flows one way: format, store, model, layout, tree, front. A module imports only from those above it in the
