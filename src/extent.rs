@@ -232,11 +232,6 @@ impl ExtentMap {
         Extent { start, len, bytes }
     }
 
-    /// Whether reading it takes more than fetching bytes.
-    pub fn is_computed(&self) -> bool {
-        !self.computed.is_empty()
-    }
-
     /// About how many bytes of memory the map takes.
     pub fn memory(&self) -> u64 {
         64 * self.starts.len() as u64 + self.inline.len() as u64 + 256 * self.computed.len() as u64 + 128

@@ -243,6 +243,8 @@ impl Entry {
             layouts.filter(|(_, view)| test(*view)).fold(0, |mask, (index, _)| mask | 1 << index)
         };
         match self.model() {
+            // Damage that is mended changes no manifest, so what it hides is not remembered.
+            Ok(model) if !model.defects.is_empty() => mask(&|view| view.expresses(&model).is_ok()),
             Ok(model) => *self.shown.get_or_init(|| mask(&|view| view.expresses(&model).is_ok())),
             Err(error) => {
                 tracing::warn!("model {}: {error}", self.found.name);

@@ -474,13 +474,6 @@ impl Vfs {
         !done && !surveyed([&*node]).is_empty()
     }
 
-    /// Whether bytes of a file are computed when they are read.
-    pub fn is_computed(&self, ino: u64) -> bool {
-        let Ok(Inode { what: What::Node(handle), .. }) = self.inode(ino) else { return false };
-        let is_computed = |node: Arc<Node>| matches!(&node.body, Body::File(file) if file.content.is_computed());
-        handle.node().is_ok_and(is_computed)
-    }
-
     /// The reverse of [`Vfs::open`].
     pub fn release(&self, ino: u64) {
         let Ok(Inode { what: What::Node(handle), .. }) = self.inode(ino) else { return };

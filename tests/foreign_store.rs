@@ -144,3 +144,22 @@ fn a_lying_header_hurts_its_model_alone() {
         assert!(shown["damaged"][0].as_str().is_some_and(|what| what.len() > 5), "{shown}");
     }
 }
+
+#[test]
+fn a_model_whose_damage_is_mended_is_shown_again() {
+    let store = ollamas();
+    let path = store.path();
+    fs::create_dir_all(path.join(".wmount")).unwrap();
+    let whole = safetensors(&[("x", "F32", &[2], &[0; 8])]);
+    let config = put(&path, CONFIG, "", b"{}");
+    let layer = put(&path, TENSOR, "x", &whole);
+    write_manifest(&path, "registry.ollama.ai/library/mended/latest", config, &[layer]);
+    let blob = path.join("blobs").join(Digest::of(&whole).file_name());
+    fs::remove_file(&blob).unwrap();
+    let before: Vec<String> = common::facts_of_vfs(&store.vfs()).into_keys().collect();
+    assert!(!before.iter().any(|path| path == "amb/mended/latest.amb"), "{before:?}");
+    fs::write(&blob, &whole).unwrap();
+    // A mount of its own remembers nothing of the other but what is in the store.
+    let after: Vec<String> = common::facts_of_vfs(&store.vfs()).into_keys().collect();
+    assert!(after.iter().any(|path| path == "amb/mended/latest.amb"), "{after:?}");
+}

@@ -30,7 +30,7 @@ pub struct MountArgs {
     /// Threads that serve requests [default: one for each core, at least four]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
-    /// How files are read: auto, cache (all through the page cache), direct (all but mapped pages past it)
+    /// How files are read: auto (whole blobs by the kernel itself, others through the page cache), cache, direct (past it)
     /// [env: WMOUNT_READ=] [default: auto]
     // The variable is not clap's: one that is set would make every subcommand a mount.
     #[arg(long, value_name = "HOW")]

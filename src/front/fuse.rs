@@ -41,8 +41,6 @@ const BLOCK: u32 = 4096;
 const GENERATION: Generation = Generation(0);
 /// In the handle of an open file: [`Passthrough`] counts it.
 const COUNTED: u64 = 1;
-/// In the handle of an open file: it is open for direct I/O.
-const DIRECT: u64 = 2;
 
 thread_local! {
     /// Reads of one thread follow each other, so one buffer, of the largest size yet asked for, serves them all.
@@ -88,12 +86,6 @@ impl Fuse {
         let depth = if machine::is_stacked(self.vfs.store().root()) { 2 } else { 1 };
         config.set_max_stack_depth(depth).map_err(|_| "this kernel allows no stacking")?;
         Ok(())
-    }
-
-    fn opened(&self, ino: INodeNo, handle: u64, size: u64, reply: ReplyOpen) {
-        let direct = self.readpath.is_direct(ino.0, size, || self.vfs.is_computed(ino.0));
-        let handle = if direct { handle | DIRECT } else { handle };
-        reply.opened(FileHandle(handle), readpath::flags(direct));
     }
 
     fn backing(&self, ino: INodeNo, blob: &File, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
@@ -289,11 +281,11 @@ impl Filesystem for Fuse {
             return reply.error(Errno::EROFS);
         }
         let blob = || self.passthrough.is_on().then(|| self.vfs.whole_blob(ino.0)).flatten();
-        match self.ask("open", ino, |vfs| Ok((vfs.open(ino.0)?, blob(), vfs.attr(ino.0)?.size))) {
-            Ok(((), None, size)) => self.opened(ino, 0, size, reply),
-            Ok(((), Some(blob), size)) => match self.backing(ino, &blob, &reply) {
+        match self.ask("open", ino, |vfs| vfs.open(ino.0).map(|()| blob())) {
+            Ok(None) => reply.opened(FileHandle(0), self.readpath.flags()),
+            Ok(Some(blob)) => match self.backing(ino, &blob, &reply) {
                 Some(backing) => reply.opened_passthrough(FileHandle(COUNTED), passthrough_flags(flags), &backing),
-                None => self.opened(ino, COUNTED, size, reply),
+                None => reply.opened(FileHandle(COUNTED), self.readpath.flags()),
             },
             Err(errno) => reply.error(errno),
         }
@@ -303,16 +295,13 @@ impl Filesystem for Fuse {
         &self,
         _: &Request,
         ino: INodeNo,
-        fh: FileHandle,
+        _: FileHandle,
         offset: u64,
         size: u32,
         _: OpenFlags,
-        lock_owner: Option<LockOwner>,
+        _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        if fh.0 & DIRECT != 0 {
-            self.readpath.saw_read(ino.0, size, lock_owner.is_none());
-        }
         let size = size as usize;
         if self.vfs.is_slow(ino.0) {
             // The threads that serve requests must not all wait for one variant.
