@@ -1,6 +1,6 @@
 //! An AMB file: plain tensors become blobs of their own; quantised ones and all else is kept as it is.
 
-use super::plan::{Content, FileBytes, Piece, TensorName};
+use super::piece::{Content, FileBytes, Piece, TensorName};
 use super::scan::FoundFile;
 use crate::error::{AtPath, Result};
 use crate::format::{Bytes, amb};

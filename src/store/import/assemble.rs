@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::piece::{Content, Piece, TensorName};
 use super::pieces::{Place, Stored};
-use super::plan::{Content, Piece, SourcePlan};
+use super::plan::SourcePlan;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::{ExtentBytes, ExtentMap};
@@ -106,7 +107,7 @@ fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, pat
             vec![Layer::new(media_type, digest, len, path)]
         }
         Content::Tensor { dtype, shape, names } => {
-            let layer = |name: &super::plan::TensorName| {
+            let layer = |name: &TensorName| {
                 let media_type = if name.own { ollama::TENSOR } else { ollama::OWN_TENSOR };
                 let mut layer = Layer::new(media_type, digest, len, &name.name);
                 layer.dtype = dtype.name().into();

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::plan::{Content, FileBytes, Piece, TensorName, read_small, whole};
+use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};

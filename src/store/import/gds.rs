@@ -1,6 +1,6 @@
 //! Cutting a gds_export directory into tensors.
 
-use super::plan::{Content, FileBytes, Piece, TensorName, read_small, whole};
+use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan};
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::gds::{self, Entry};

@@ -8,6 +8,7 @@ mod assemble;
 mod copy;
 mod coreml;
 mod gds;
+mod piece;
 mod pieces;
 mod plan;
 mod scan;

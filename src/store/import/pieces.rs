@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::plan::{Content, FileBytes, Piece, SourcePlan};
+use super::piece::{Content, FileBytes, Piece};
+use super::plan::SourcePlan;
 use super::scan::FoundFile;
 use super::{CHUNK, Counts, Progress, cores};
 use crate::digest::{Digest, Hasher};

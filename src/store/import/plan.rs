@@ -1,18 +1,15 @@
 //! From a path to a [`SourcePlan`]: every file parsed and cut into pieces, before a byte is written.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::amb;
 use super::coreml;
 use super::gds;
+use super::piece::{Content, FileBytes, Piece, TensorName, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
-use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
-use crate::format::{Bytes, past_the_end, safetensors};
+use crate::format::{Bytes, safetensors};
 use crate::model::SourceKind;
 
 /// One source to import.
@@ -24,33 +21,6 @@ pub(super) struct SourcePlan {
     pub scan: Scan,
     /// The pieces of each file of the scan, in its order; they follow each other from byte 0.
     pub pieces: Vec<Vec<Piece>>,
-}
-
-/// A part of a file, never empty but for tensors.
-#[derive(Debug, Clone)]
-pub(super) struct Piece {
-    pub offset: u64,
-    pub len: u64,
-    pub content: Content,
-}
-
-/// What a piece is.
-#[derive(Debug, Clone)]
-pub(super) enum Content {
-    /// A whole file that is no container of tensors.
-    File,
-    /// A tensor: blob of its own, under each of these names.
-    Tensor { dtype: Dtype, shape: Vec<u64>, names: Vec<TensorName> },
-    /// Bytes between tensors, kept in the recipe or, if they are many, as a blob.
-    Between,
-}
-
-/// A name that a tensor goes by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TensorName {
-    pub name: String,
-    /// Whether it is one of the model's own weights, which ollama and AMB show.
-    pub own: bool,
 }
 
 /// Finds out what each path is and plans it; a directory of packages stands for all of them.
@@ -107,11 +77,6 @@ fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan>
         )));
     };
     Ok(SourcePlan { name, kind, scan, pieces })
-}
-
-pub(super) fn whole(file: &FoundFile) -> Vec<Piece> {
-    let piece = Piece { offset: 0, len: file.len, content: Content::File };
-    if file.len == 0 { Vec::new() } else { vec![piece] }
 }
 
 /// A Hugging Face style directory, or one safetensors file.
@@ -182,53 +147,4 @@ fn check_index(scan: &Scan) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The whole content of a file that is parsed in memory.
-pub(super) fn read_small(file: &FoundFile) -> Result<Vec<u8>> {
-    /// Protobuf's own limit for a message.
-    const MAX: u64 = (1 << 31) - 1;
-    if file.len > MAX {
-        return Err(Error::format(&file.place, Fault::new(0, format!("{} bytes are too many", file.len))));
-    }
-    Ok(FileBytes::open(file)?.get(0, file.len as usize).at(&file.place)?.into_owned())
-}
-
-/// An open file of the source, with the length it had when it was scanned.
-#[derive(Debug)]
-pub(super) struct FileBytes {
-    file: File,
-    len: u64,
-}
-
-impl FileBytes {
-    pub fn open(found: &FoundFile) -> Result<FileBytes> {
-        // Between scan and open the path may have come to mean a FIFO.
-        let open = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(&found.place);
-        let file = open.at(&found.place)?;
-        if !file.metadata().at(&found.place)?.is_file() {
-            return Err(Error::Invalid(format!("{}: is no regular file any more", found.place.display())));
-        }
-        Ok(FileBytes { file, len: found.len })
-    }
-
-    /// Fills `buf` from `offset` on.
-    pub fn read(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        self.file.read_exact_at(buf, offset)
-    }
-}
-
-impl Bytes for FileBytes {
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
-            return Err(past_the_end(self, offset, len));
-        }
-        let mut bytes = vec![0; len];
-        self.read(offset, &mut bytes).map_err(|error| Fault::new(offset, error.to_string()))?;
-        Ok(Cow::Owned(bytes))
-    }
 }
