@@ -150,7 +150,7 @@ impl Files<'_> {
 
     /// A virtual file as a parser sees it.
     pub fn bytes<'b>(&'b self, content: &'b ExtentMap) -> impl Bytes + 'b {
-        MapBytes { content, blobs: self.0 }
+        MapBytes { map: content, blobs: self.0 }
     }
 
     /// A part of a virtual file that is small enough to be held in memory.
@@ -167,14 +167,15 @@ impl Files<'_> {
     }
 }
 
+/// A virtual file as a parser sees it.
 struct MapBytes<'a> {
-    content: &'a ExtentMap,
+    map: &'a ExtentMap,
     blobs: &'a dyn Blobs,
 }
 
 impl Bytes for MapBytes<'_> {
     fn len(&self) -> u64 {
-        self.content.size()
+        self.map.size()
     }
 
     fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
@@ -182,7 +183,7 @@ impl Bytes for MapBytes<'_> {
             return Err(past_the_end(self, offset, len));
         }
         let mut bytes = vec![0; len];
-        let read = self.content.read(self.blobs, offset, &mut bytes);
+        let read = self.map.read(self.blobs, offset, &mut bytes);
         read.map(|_| Cow::Owned(bytes)).map_err(|error| Fault::new(offset, error.to_string()))
     }
 }

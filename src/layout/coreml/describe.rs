@@ -9,7 +9,7 @@ use super::shown_names;
 use crate::dtype::Dtype;
 use crate::error::Fault;
 use crate::format::mlprogram::{Feature, features};
-use crate::layout::coreml::MapBytes;
+use crate::layout::MapBytes;
 use crate::model::Model;
 
 /// One package of a model.

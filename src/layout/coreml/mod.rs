@@ -9,15 +9,13 @@ mod functions;
 mod package;
 mod shared;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{Anchor, Branch, Files, Layout, model_dir, source_branch};
-use crate::error::{Fault, Result};
-use crate::extent::{Blobs, ExtentMap};
-use crate::format::{Bytes, past_the_end};
+use crate::error::Result;
+use crate::extent::ExtentMap;
 use crate::model::{Model, ModelName, Source, SourceKind};
 pub use describe::{Shape, Unshared, shapes};
 use package::Package;
@@ -100,27 +98,6 @@ fn link_weights(branch: &mut Branch, in_weights: bool, seen: &mut Vec<(Arc<Exten
         Branch::Dir(children, _) => {
             children.iter_mut().for_each(|(name, child)| link_weights(child, in_weights || name == "weights", seen));
         }
-    }
-}
-
-/// A virtual file as a parser sees it.
-struct MapBytes<'a> {
-    map: &'a ExtentMap,
-    blobs: &'a dyn Blobs,
-}
-
-impl Bytes for MapBytes<'_> {
-    fn len(&self) -> u64 {
-        self.map.size()
-    }
-
-    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.map.size()) {
-            return Err(past_the_end(self, offset, len));
-        }
-        let mut bytes = vec![0; len];
-        self.map.read(self.blobs, offset, &mut bytes).map_err(|error| Fault::new(offset, error.to_string()))?;
-        Ok(Cow::Owned(bytes))
     }
 }
 

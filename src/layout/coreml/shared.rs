@@ -8,8 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::super::Files;
-use super::MapBytes;
+use super::super::{Files, MapBytes};
 use super::functions::Function;
 use super::package::{Changes, Package};
 use crate::digest::Digest;

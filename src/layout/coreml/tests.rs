@@ -5,12 +5,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
-use super::super::VirtualFile;
+use super::super::{MapBytes, VirtualFile};
 use super::*;
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::extent::ExtentBytes;
+use crate::extent::{Blobs, ExtentBytes};
 use crate::format::milblob;
 use crate::format::mlpackage::Manifest;
 use crate::format::mlprogram::{Patches, Place, Reference, outline, weight_file_reference};
