@@ -219,6 +219,8 @@ fn score(tile: &[f32; TILE], scores: &mut [u32]) {
 #[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
 fn energies(tile: &[f32; TILE], energies: &mut [f64; LINES]) {
     for (line, energy) in tile.as_chunks::<BLOCK>().0.iter().zip(energies) {
+        // Seen one by one, lines are summed in vectors; a loop over them would be turned into gathers.
+        let line = std::hint::black_box(line);
         let mut sums = [0.0f64; 8];
         for eight in line.as_chunks::<8>().0 {
             for (sum, &value) in sums.iter_mut().zip(eight) {

@@ -70,31 +70,44 @@ fn compute(float: Float, bits: Bits, block: BlockSize, bytes: &[u8], out: &mut [
     let lines_in_block = block.elements() / LINE;
     let mut packed = [0; TILE * 5 / 8];
     let mut codes = [0; TILE];
-    let mut blocks = out.chunks_exact_mut(bits.granule(block));
+    let place = match (bits, block) {
+        (Bits::Four, BlockSize::B32) => place::<16>,
+        (Bits::Four, BlockSize::B128) => place::<64>,
+        (Bits::Five, BlockSize::B32) => place::<20>,
+        (Bits::Five, BlockSize::B128) => place::<80>,
+    };
+    let mut tiles = out.chunks_mut(LINES / lines_in_block * bits.granule(block));
     float.for_each_tile(bytes, |tile| {
         let mut line_peaks = [0.0; LINES];
         peaks(tile, &mut line_peaks);
         let mut block_peaks = [0.0; LINES];
         let blocks_in_tile = LINES / lines_in_block;
-        for (peak, lines) in block_peaks.iter_mut().zip(line_peaks.chunks(lines_in_block)) {
+        for (peak, lines) in block_peaks.iter_mut().zip(line_peaks.chunks_exact(lines_in_block)) {
             *peak = lines.iter().copied().fold(0.0, f32::max);
         }
         let (mut stored, mut divisors) = ([f16::ZERO; LINES], [0.0; LINES]);
         scales(&block_peaks[..blocks_in_tile], levels, &mut stored[..blocks_in_tile], &mut divisors[..blocks_in_tile]);
         let mut by_line = [0.0; LINES];
-        for (line, divisor) in by_line.iter_mut().enumerate() {
-            *divisor = divisors[line / lines_in_block];
+        for (lines, &divisor) in by_line.chunks_exact_mut(lines_in_block).zip(&divisors) {
+            lines.fill(divisor);
         }
         quantise(tile, &by_line, levels, &mut codes);
         match bits {
             Bits::Four => pack4(&codes, &mut packed),
             Bits::Five => pack5(&codes, &mut packed),
         }
-        let weights = packed.chunks_exact(bits.granule(block) - SCALE);
-        for ((scale, weights), out) in stored.iter().zip(weights).take(blocks_in_tile).zip(&mut blocks) {
-            let (head, body) = out.split_at_mut(SCALE);
-            head.copy_from_slice(&scale.to_le_bytes());
-            body.copy_from_slice(weights);
+        if let Some(out) = tiles.next() {
+            place(&stored, &packed, out);
         }
     });
+}
+
+/// Puts each scale before its block of `BODY` bytes, for as many blocks as `out` has room for.
+fn place<const BODY: usize>(scales: &[f16], packed: &[u8], out: &mut [u8]) {
+    let blocks = out.chunks_exact_mut(SCALE + BODY);
+    for ((scale, body), out) in scales.iter().zip(packed.as_chunks::<BODY>().0).zip(blocks) {
+        let (head, rest) = out.split_at_mut(SCALE);
+        head.copy_from_slice(&scale.to_le_bytes());
+        rest.copy_from_slice(body);
+    }
 }

@@ -67,10 +67,20 @@ impl Float {
         }
     }
 
+    /// The bytes themselves as a tile, if they are one already.
+    fn in_place(self, bytes: &[u8]) -> Option<&[f32; TILE]> {
+        let is_own = self == Float::F32 && cfg!(target_endian = "little");
+        bytemuck::try_cast_slice(bytes).ok().filter(|_| is_own)?.try_into().ok()
+    }
+
     /// Cuts `input` into tiles of [`TILE`] values and hands them on in order, the last one filled up with zeros.
     pub(super) fn for_each_tile(self, input: &[u8], mut each: impl FnMut(&[f32; TILE])) {
         let mut tile = [0.0; TILE];
         for bytes in input.chunks(TILE * self.bytes()) {
+            if let Some(values) = self.in_place(bytes) {
+                each(values);
+                continue;
+            }
             let (values, rest) = tile.split_at_mut(bytes.len() / self.bytes());
             self.load(bytes, values);
             rest.fill(0.0);

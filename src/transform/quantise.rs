@@ -19,21 +19,38 @@ pub(super) const fn levels(bits: usize) -> f32 {
 }
 
 /// The largest absolute value of each line; infinity counts as the largest finite one.
+///
+/// Neighbours are compared until one value of each line is left: every step is a flat loop, which compilers make vectors
+/// of. Of a loop over lines they would make gathers.
 #[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
-pub(super) fn peaks(values: &[f32], peaks: &mut [f32]) {
+pub(super) fn peaks(values: &[f32; TILE], peaks: &mut [f32; LINES]) {
     const INFINITY: u32 = f32::INFINITY.to_bits();
-    const LANES: usize = 16;
-    for (line, peak) in values.as_chunks::<LINE>().0.iter().zip(peaks) {
-        // Among absolute values the order of the bits is that of the numbers, and integers have a vector maximum.
-        let mut lanes = [0; LANES];
-        for values in line.as_chunks::<LANES>().0 {
-            for (lane, value) in lanes.iter_mut().zip(values) {
-                let bits = value.to_bits() & 0x7fff_ffff;
-                *lane = (*lane).max(if bits > INFINITY { 0 } else { bits });
-            }
-        }
-        *peak = f32::from_bits(lanes.into_iter().fold(0, u32::max)).min(f32::MAX);
+    // Among absolute values the order of the bits is that of the numbers, and integers have a vector maximum.
+    let magnitude = |value: f32| {
+        let bits = value.to_bits() & 0x7fff_ffff;
+        if bits > INFINITY { 0 } else { bits }
+    };
+    let mut left = [0u32; TILE / 2];
+    for (larger, &[a, b]) in left.iter_mut().zip(values.as_chunks().0) {
+        *larger = magnitude(a).max(magnitude(b));
     }
+    let left: [u32; TILE / 4] = larger_of_two(&left);
+    let left: [u32; TILE / 8] = larger_of_two(&left);
+    let left: [u32; TILE / 16] = larger_of_two(&left);
+    let left: [u32; LINES] = larger_of_two(&left);
+    for (peak, bits) in peaks.iter_mut().zip(left) {
+        *peak = f32::from_bits(bits).min(f32::MAX);
+    }
+}
+
+/// Each of `N` from its two neighbours in `values`, which are twice as many.
+#[inline(always)]
+fn larger_of_two<const N: usize>(values: &[u32]) -> [u32; N] {
+    let mut larger = [0; N];
+    for (larger, &[a, b]) in larger.iter_mut().zip(values.as_chunks().0) {
+        *larger = a.max(b);
+    }
+    larger
 }
 
 /// The scales of blocks with these peaks, as stored, and as each block's values are divided by them.
