@@ -1,9 +1,12 @@
 """AMB files through the independent reader."""
 
 import json
+import shutil
 import struct
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import readers
 
@@ -34,6 +37,72 @@ def test_the_tokenizer_section_is_eleven_bytes_and_the_vocabulary(world, model, 
     assert len(section) > 11
     if "llama" in model:
         assert (bos, eos) == (0, 1)
+
+
+def vocabulary(section: bytes) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    """Merges and tokens of a BPE or WordPiece section, read as the format's page says; the whole section is used up."""
+    at = 11
+
+    def number(form: str) -> int:
+        nonlocal at
+        (value,) = struct.unpack_from(f"<{form}", section, at)
+        at += struct.calcsize(f"<{form}")
+        return value
+
+    def text() -> str:
+        nonlocal at
+        length = number("H")
+        at += length
+        return section[at - length : at].decode()
+
+    merges = [tuple(text().split(" ")) for _ in range(number("I"))] if section[0] == 0 else []
+    tokens = [(number("I"), text()) for _ in range(number("I"))]
+    assert at == len(section), "bytes after the last token"
+    assert tokens == sorted(tokens, key=lambda token: (token[0], token[1].encode()))
+    return merges, {token: number for number, token in tokens}
+
+
+SENTENCES = ["Hello, world! 12 + 30 = 42", "der Wald, die B\u00e4ume; na\u00efve", "  tabs\tand\nlines ", "unaffable tokenisation"]
+
+
+@pytest.mark.parametrize("model, kind", SHOWN)
+def test_a_tokenizer_made_from_the_section_gives_the_same_ids(world, model, kind):
+    """The vocabulary and merges of the section in place of those of tokenizer.json."""
+    from tokenizers import Tokenizer, models
+
+    merges, tokens = vocabulary(readers.amb(world / f"amb/{model}.amb").tokenizer)
+    original = Tokenizer.from_file(str(world.sources[model][0] / "tokenizer.json"))
+    assert tokens == original.get_vocab(with_added_tokens=True)
+    settings = json.loads(original.to_str())
+    known = settings["model"]
+    if kind == 0:
+        assert merges, "a BPE vocabulary without merges"
+        rebuilt = models.BPE(vocab=tokens, merges=merges)
+    else:
+        rebuilt = models.WordPiece(
+            vocab=tokens, unk_token=known["unk_token"], continuing_subword_prefix=known["continuing_subword_prefix"]
+        )
+    expected = [original.encode(sentence).ids for sentence in SENTENCES]
+    original.model = rebuilt
+    assert [original.encode(sentence).ids for sentence in SENTENCES] == expected
+    assert any(len(ids) > 4 for ids in expected)
+
+
+@pytest.mark.parametrize("kind, file, content", [
+    (1, "tokenizer.model", b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02 serialised"),
+    (3, "tokenizer.json", json.dumps({"model": {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": 0}}).encode()),
+])
+def test_other_tokenizers_are_their_file(store, models, tmp_path, kind, file, content):
+    """SentencePiece as it is serialised; what the section cannot take apart is kept whole."""
+    source = tmp_path / "model"
+    source.mkdir()
+    shutil.copy(models / "tiny-llama/config.json", source)
+    save_file({"w": np.ones((2, 3), np.float32)}, source / "model.safetensors")
+    (source / file).write_bytes(content)
+    store.add(source, name="m")
+    store.run("export", "amb/m/latest.amb", tmp_path / "m.amb")
+    section = readers.amb(tmp_path / "m.amb").tokenizer
+    assert section[0] == kind and section[11:] == content
 
 
 def test_a_dtype_without_a_code_hides_the_file_and_is_named(world):
