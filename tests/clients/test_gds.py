@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import sys
+import threading
+import time
 
 import ml_dtypes
 import numpy as np
@@ -400,6 +402,37 @@ def test_a_variant_prepares_itself_and_is_counted(small, tmp_path):
         assert figures["ratio"] == pytest.approx(figures["blob_bytes"] / figures["bytes"], abs=0.01)
         text = run("status", mount.at).stdout.decode()
         assert "gds_export@fp8" in text and "preparations" in text
+
+
+def test_other_files_are_read_while_a_variant_prepares_itself(small, tmp_path):
+    """The manifest waits for the digest of every encoded tensor; nothing else does."""
+    source = tmp_path / "large"
+    source.mkdir()
+    rng = np.random.default_rng(9)
+    large = {f"model.layers.{n}.weight": rng.standard_normal((1024, 8192), dtype=np.float32) for n in range(12)}
+    save_file(large, source / "model.safetensors")
+    small.add(source, name="large")
+    with Mount(small, tmp_path / "m") as mount:
+        other = mount / "safetensors/tiny-llama/latest"
+        files = [path for path in other.iterdir() if path.is_file()]
+        read, ended = [], []
+
+        def open_variant():
+            read.append((mount / "gds_export/large/latest@fp8/manifest.json").read_bytes())
+            ended.append(time.monotonic())
+
+        waiting = threading.Thread(target=open_variant)
+        began = time.monotonic()
+        waiting.start()
+        finished = []
+        while waiting.is_alive():
+            content = random.choice(files).read_bytes()
+            assert content
+            finished.append(time.monotonic())
+        waiting.join()
+        assert len(json.loads(read[0])) == len(large)
+        meanwhile = [at for at in finished if began < at < ended[0]]
+        assert len(meanwhile) > 5, "reads of another model waited for the variant"
 
 
 def test_prepare_finds_out_once_and_a_damaged_memo_is_not_used(small, tmp_path):
