@@ -162,6 +162,33 @@ pub struct SmallFile {
     pub len: u64,
 }
 
+/// A file of weights that the model holds whole in a blob, as ollama keeps GGUF files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightFile {
+    /// What it is to the model.
+    pub role: Role,
+    /// The blob that it is.
+    pub blob: Digest,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Why it is no GGUF file, if it is none.
+    pub fault: Option<String>,
+}
+
+/// What a [`WeightFile`] is to its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The model itself.
+    Model,
+    /// What makes images or sound into input of the model.
+    Projector,
+    /// A LoRA adapter.
+    Adapter,
+    /// A small model that guesses ahead.
+    Draft,
+}
+
 /// What kind of thing was imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceKind {
@@ -177,22 +204,31 @@ pub enum SourceKind {
     GdsExport,
     /// An AMB file.
     Amb,
+    /// A GGUF file that is a model.
+    Gguf,
+    /// A GGUF file that belongs to one: a projector.
+    GgufProjector,
+    /// The same: an adapter.
+    GgufAdapter,
 }
 
 impl SourceKind {
     /// Every kind.
-    pub const ALL: [SourceKind; 6] = [
+    pub const ALL: [SourceKind; 9] = [
         SourceKind::Safetensors,
         SourceKind::Mlpackage,
         SourceKind::Mlmodel,
         SourceKind::Mlmodelc,
         SourceKind::GdsExport,
         SourceKind::Amb,
+        SourceKind::Gguf,
+        SourceKind::GgufProjector,
+        SourceKind::GgufAdapter,
     ];
 
     /// Whether its tensors are a model's own weights, of which there is one set.
     pub fn is_weights(self) -> bool {
-        !self.is_program()
+        !self.is_program() && !matches!(self, SourceKind::GgufProjector | SourceKind::GgufAdapter)
     }
 
     /// The word in recipes and in output.
@@ -204,6 +240,9 @@ impl SourceKind {
             SourceKind::Mlmodelc => "mlmodelc",
             SourceKind::GdsExport => "gds_export",
             SourceKind::Amb => "amb",
+            SourceKind::Gguf => "gguf",
+            SourceKind::GgufProjector => "gguf-projector",
+            SourceKind::GgufAdapter => "gguf-adapter",
         }
     }
 
@@ -274,6 +313,8 @@ pub struct Model {
     pub other_tensors: Vec<Tensor>,
     /// Small files of the model proper, in order of path.
     pub files: Vec<SmallFile>,
+    /// Files of weights that are whole blobs, in the order of the manifest.
+    pub weights: Vec<WeightFile>,
     /// What was imported, in the order of the imports.
     pub sources: Vec<Source>,
     /// When the manifest was written.
@@ -336,6 +377,11 @@ impl Model {
         let foreign = self.foreign.iter().map(|it| it.manifest.len() as u64 + 40 * it.blobs.len() as u64).sum::<u64>();
         let files = self.sources.iter().flat_map(|source| &source.files);
         tensors + foreign + 200 * self.files.len() as u64 + files.map(|file| file.content.memory()).sum::<u64>()
+    }
+
+    /// Whether reading it again can give nothing else as long as its manifest is the same: mended damage changes none.
+    pub fn is_settled(&self) -> bool {
+        self.defects.is_empty() && self.weights.iter().all(|file| file.fault.is_none())
     }
 
     /// The first blob whose tensors are not known, as an error: the model cannot be shown whole.

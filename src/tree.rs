@@ -243,8 +243,8 @@ impl Entry {
             layouts.filter(|(_, view)| test(*view)).fold(0, |mask, (index, _)| mask | 1 << index)
         };
         match self.model() {
-            // Damage that is mended changes no manifest, so what it hides is not remembered.
-            Ok(model) if !model.defects.is_empty() => mask(&|view| view.expresses(&model).is_ok()),
+            // What damage hides is not remembered.
+            Ok(model) if !model.is_settled() => mask(&|view| view.expresses(&model).is_ok()),
             Ok(model) => *self.shown.get_or_init(|| mask(&|view| view.expresses(&model).is_ok())),
             Err(error) => {
                 tracing::warn!("model {}: {error}", self.found.name);
@@ -298,6 +298,8 @@ pub struct SkeletonDir {
     /// The models that share this directory, and which of their anchors it is.
     shared: Vec<(Arc<Entry>, View, usize)>,
     union: OnceLock<Arc<Union>>,
+    /// The models that have files beside the children, and which of their anchors this directory is.
+    beside: Vec<(Arc<Entry>, View, usize)>,
 }
 
 #[derive(Debug)]
@@ -344,6 +346,11 @@ impl SkeletonDir {
                     return Place::of(entry, view, anchor, "").step();
                 }
                 let absent = || Error::NotFound(format!("{}/{name}", self.path));
+                for (entry, view, anchor) in &self.beside {
+                    if entry.planned(*view)?[*anchor].child(name).is_ok() {
+                        return Place::of(entry, *view, *anchor, name).step();
+                    }
+                }
                 let digest = Digest::from_file_name(name).filter(|_| self.is_shared()).ok_or_else(absent)?;
                 let (entry, view, anchor) = &self.shared[self.blobs()?.model(&digest).ok_or_else(absent)?];
                 Place::of(entry, *view, *anchor, name).step()
@@ -390,8 +397,17 @@ impl SkeletonDir {
         if self.is_shared() {
             let union = self.blobs()?;
             entries.extend((0..union.len()).filter_map(|at| union.get(at)).map(|(n, ino)| (n.into(), ino, Kind::File)));
-            entries.sort_by(|a, b| a.0.cmp(&b.0));
         }
+        for (entry, view, anchor) in &self.beside {
+            // A model that cannot be planned has the name of its own file above.
+            let Ok(nodes) = entry.planned(*view) else { continue };
+            let Body::Dir(children) = &nodes[*anchor].body else { continue };
+            let others = children.iter().filter(|(name, _)| !self.children.contains_key(&**name));
+            entries.extend(others.map(|(name, node)| (name.clone(), node.ino, node.kind())));
+        }
+        entries.sort_by(|a, b| a.0.cmp(&b.0));
+        // Of two that have one name the first is found.
+        entries.dedup_by(|next, first| next.0 == first.0);
         Ok(entries)
     }
 
@@ -449,6 +465,10 @@ impl SkeletonDir {
     fn put(&mut self, path: &str, entry: &Arc<Entry>, view: View, anchor: usize, kind: AnchorKind) -> Option<()> {
         if kind == AnchorKind::Shared {
             self.make(path)?.shared.push((entry.clone(), view, anchor));
+            return Some(());
+        }
+        if kind == AnchorKind::Beside {
+            self.make(path)?.beside.push((entry.clone(), view, anchor));
             return Some(());
         }
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));

@@ -99,8 +99,11 @@ fn a_store_of_ollama_is_mounted_with_its_tensors_as_one_safetensors_file() {
 fn what_a_layout_cannot_show_is_told_with_its_reason() {
     let store = ollamas();
     let shown = store.json(&["show", "old:7b"]);
-    assert_eq!(shown["layouts"]["ollama"]["shown"], true);
-    for (layout, told) in shown["layouts"].as_object().unwrap().iter().filter(|(layout, _)| *layout != "ollama") {
+    for (layout, told) in shown["layouts"].as_object().unwrap() {
+        if ["ollama", "gguf", "lmstudio"].contains(&layout.as_str()) {
+            assert!(told["shown"] == true, "{layout}: {told}");
+            continue;
+        }
         assert!(told["shown"] == false && told["reason"].as_str().unwrap().len() > 5, "{layout}: {told}");
     }
     let shown = store.json(&["show", "tiny"]);
@@ -108,6 +111,51 @@ fn what_a_layout_cannot_show_is_told_with_its_reason() {
     assert_eq!(shown["layouts"]["safetensors"]["shown"], true);
     assert_eq!(store.json(&["ls"]).as_array().unwrap().len(), 2);
     assert_eq!(store.json(&["verify"])["damaged"], json!([]));
+}
+
+#[test]
+fn gguf_files_stand_where_llama_cpp_and_lm_studio_look_for_them() {
+    let store = ollamas();
+    let path = store.path();
+    let config = put(&path, CONFIG, "", b"{}");
+    let image = |kind: &str, bytes: &[u8]| put(&path, &format!("application/vnd.ollama.image.{kind}"), "", bytes);
+    let (one, two) = (image("adapter", b"GGUF adapter 1"), image("adapter", b"GGUF adapter 2"));
+    let layers = [image("model", b"GGUF model"), image("projector", b"GGUF projector"), one, two];
+    write_manifest(&path, "hf.co/me/see-GGUF/Q4", config.clone(), &layers);
+    write_manifest(&path, "registry.ollama.ai/library/old/13b", config.clone(), &layers[..2]);
+    write_manifest(&path, "registry.ollama.ai/library/ancient/1", config.clone(), &[image("model", b"ggla....")]);
+    let gone = image("model", b"GGUF gone");
+    fs::remove_file(path.join("blobs").join(Digest::of(b"GGUF gone").file_name())).unwrap();
+    write_manifest(&path, "registry.ollama.ai/library/gone/1", config, &[gone]);
+    let mounted = store.mount();
+    let files: Vec<String> = common::facts_of_mount(&mounted.at)
+        .into_keys()
+        .filter(|path| path.starts_with("gguf/") || path.starts_with("lmstudio/"))
+        .filter(|path| path.ends_with(".gguf"))
+        .collect();
+    let expected = [
+        "gguf/gone/1.gguf",
+        "gguf/hf.co/me/see-GGUF/Q4.gguf",
+        "gguf/hf.co/me/see-GGUF/adapter-Q4-2.gguf",
+        "gguf/hf.co/me/see-GGUF/adapter-Q4.gguf",
+        "gguf/hf.co/me/see-GGUF/mmproj-Q4.gguf",
+        "gguf/old/13b.gguf",
+        "gguf/old/7b.gguf",
+        "gguf/old/mmproj-13b.gguf",
+        "lmstudio/library/gone-1/gone-1.gguf",
+        "lmstudio/library/old-13b/mmproj-old-13b.gguf",
+        "lmstudio/library/old-13b/old-13b.gguf",
+        "lmstudio/library/old-7b/old-7b.gguf",
+        "lmstudio/me/see-GGUF-Q4/mmproj-see-GGUF-Q4.gguf",
+        "lmstudio/me/see-GGUF-Q4/see-GGUF-Q4.gguf",
+    ];
+    assert_eq!(files, expected);
+    assert_eq!(mounted.read("gguf/hf.co/me/see-GGUF/adapter-Q4-2.gguf").unwrap(), b"GGUF adapter 2");
+    assert_eq!(mounted.read("lmstudio/library/old-13b/mmproj-old-13b.gguf").unwrap(), b"GGUF projector");
+    assert_eq!(mounted.read("gguf/gone/1.gguf").unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(mounted.read("gguf/old/mmproj-7b.gguf").unwrap_err().raw_os_error(), Some(libc::ENOENT));
+    let told = &store.json(&["show", "ancient:1"])["layouts"]["gguf"];
+    assert!(told["reason"].as_str().unwrap().contains("ggla"), "{told}");
 }
 
 #[test]

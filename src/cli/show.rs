@@ -64,6 +64,10 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
         })
         .collect();
     let file = |file: &crate::model::SmallFile| json!({"name": file.path, "bytes": file.len, "digest": file.blob});
+    let weights = model
+        .weights
+        .iter()
+        .map(|file| json!({"role": file.role, "bytes": file.len, "digest": file.blob, "fault": file.fault}));
     let source = |source: &crate::model::Source| {
         let bytes: u64 = source.files.iter().map(|file| file.content.size()).sum();
         json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
@@ -98,6 +102,7 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
         "layouts": layouts,
         "damaged": model.defects.iter().map(|defect| defect.what.as_str()).collect::<Vec<_>>(),
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
+        "weights": weights.collect::<Vec<_>>(),
         "tensors": tensors,
     }))
 }
@@ -148,6 +153,12 @@ fn text(model: &Value) -> String {
     text += &shapes(&list("shapes"));
     text += "\nfiles\n";
     text += &indent(list("files").iter().map(|file| vec![word(&file["name"]), bytes(file)]).collect(), &[1]);
+    let weights = list("weights");
+    if !weights.is_empty() {
+        text += "\nweights\n";
+        let row = |file: &Value| vec![word(&file["role"]), bytes(file), word(&file["fault"])];
+        text += &indent(weights.iter().map(row).collect(), &[1]);
+    }
     text += "\ntensors\n";
     let tensors = list("tensors")
         .into_iter()

@@ -5,6 +5,7 @@
 
 pub mod amb;
 pub mod gds;
+pub mod gguf;
 pub mod milblob;
 pub mod milprogram;
 pub mod mlpackage;

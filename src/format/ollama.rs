@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::gguf;
 use super::safetensors::go_string;
 use crate::digest::Digest;
 use crate::error::Fault;
@@ -20,8 +21,14 @@ pub const TENSOR: &str = "application/vnd.ollama.image.tensor";
 pub const JSON: &str = "application/vnd.ollama.image.json";
 /// What the seed of the format called [`JSON`].
 pub const JSON_OLD: &str = "application/vnd.ollama.image.config";
-/// How the media types of GGUF files begin.
-const WEIGHTS: &str = "application/vnd.ollama.image.model";
+/// A file of weights, today always GGUF.
+pub const MODEL: &str = "application/vnd.ollama.image.model";
+/// A GGUF file that makes images or sound into input of the model.
+pub const PROJECTOR: &str = "application/vnd.ollama.image.projector";
+/// A GGUF file of a LoRA adapter.
+pub const ADAPTER: &str = "application/vnd.ollama.image.adapter";
+/// A GGUF file of a model that guesses ahead.
+pub const DRAFT: &str = "application/vnd.ollama.image.draft";
 /// How our own media types begin.
 pub const OURS: &str = "application/vnd.wmount.";
 /// A tensor that only a CoreML program, or a file beside the model's own weights, holds.
@@ -114,7 +121,7 @@ impl Manifest {
     /// Whether another program than wmount stored the weights: what wmount imports has [`Layer::named`] tensors, or
     /// nothing but layers of its own and small files.
     pub fn is_foreign(&self) -> bool {
-        let weights = |layer: &&Layer| layer.media_type == TENSOR || layer.media_type.starts_with(WEIGHTS);
+        let weights = |layer: &&Layer| layer.media_type == TENSOR || layer.media_type == MODEL;
         match self.layers.iter().find(weights) {
             Some(layer) => layer.named.is_none(),
             None => !self.has_ours(),
@@ -175,6 +182,29 @@ pub fn safetensors_config(senses: &[&str]) -> Vec<u8> {
         r#","architecture":"","os":""}"#,
     ];
     config.concat().into_bytes()
+}
+
+/// The config blob of a model that is a GGUF file, as ollama writes it.
+pub fn gguf_config(header: &gguf::Header) -> Vec<u8> {
+    let family = &header.architecture;
+    let config = [
+        (r#"{"model_format":"gguf","model_family":"#, go_string(family)),
+        (r#","model_families":["#, go_string(family)),
+        (r#"],"model_type":"#, go_string(&human_number(header.elements))),
+        (r#","file_type":"#, go_string(header.file_type.and_then(gguf::file_type_name).unwrap_or("unknown"))),
+        (",\"architecture\":\"amd64\",\"os\":\"linux\"}\n", String::new()),
+    ];
+    config.map(|(text, value)| text.to_owned() + &value).concat().into_bytes()
+}
+
+/// A count as ollama says it: `1.2B`, `22.71M`, `12K`.
+fn human_number(count: u64) -> String {
+    const UNITS: [(u64, &str, usize); 3] = [(1_000_000_000, "B", 1), (1_000_000, "M", 2), (1_000, "K", 0)];
+    let Some((unit, letter, digits)) = UNITS.iter().find(|(unit, ..)| count >= *unit) else {
+        return count.to_string();
+    };
+    let digits = if count.is_multiple_of(*unit) { 0 } else { *digits };
+    format!("{:.digits$}{letter}", count as f64 / *unit as f64)
 }
 
 #[cfg(test)]

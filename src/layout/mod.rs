@@ -6,6 +6,7 @@
 mod amb;
 mod coreml;
 mod gds_export;
+mod gguf;
 mod ollama;
 mod original;
 mod safetensors;
@@ -76,8 +77,10 @@ pub enum AnchorKind {
     File,
     /// A directory of the model's own.
     Dir,
-    /// A directory that all models of the layout share.
+    /// A directory that all models of the layout share, and in which every name is that of a blob.
     Shared,
+    /// A directory in which the model's files stand beside those of others; their names are known when it is planned.
+    Beside,
 }
 
 /// Part of a tree.
@@ -189,7 +192,7 @@ impl Bytes for MapBytes<'_> {
 }
 
 /// How many layouts there are.
-pub const COUNT: usize = 7;
+pub const COUNT: usize = 9;
 
 /// Every layout, in order of name.
 pub fn all() -> [&'static dyn Layout; COUNT] {
@@ -197,6 +200,8 @@ pub fn all() -> [&'static dyn Layout; COUNT] {
         &amb::AMB,
         &coreml::CoreMl,
         &gds_export::GDS_EXPORT,
+        &gguf::Gguf::Plain,
+        &gguf::Gguf::LmStudio,
         &ollama::Ollama::Today,
         &ollama::Ollama::Seed,
         &original::Original,

@@ -11,8 +11,8 @@ use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
-use crate::format::{BlobBytes, recipe, safetensors};
-use crate::model::{Defect, Foreign, Model, SmallFile, Tensor, check_path};
+use crate::format::{BlobBytes, gguf, recipe, safetensors};
+use crate::model::{Defect, Foreign, Model, Role, SmallFile, Tensor, WeightFile, check_path};
 
 /// The sum of all blobs of a model, in bytes, up to which no sum of sizes can overflow.
 const MAX_MODEL: u64 = 1 << 60;
@@ -57,6 +57,7 @@ impl Store {
             tensors: Vec::new(),
             other_tensors: Vec::new(),
             files: Vec::new(),
+            weights: Vec::new(),
             sources: Vec::new(),
             written: found.written,
             nameless: manifest.layers.iter().all(|layer| layer.media_type != ollama::TENSOR || layer.shape.is_some()),
@@ -76,6 +77,10 @@ impl Store {
                     }
                     Err(what) => model.defects.push(Defect { what, unread: None }),
                 },
+                ollama::MODEL => self.weight_file(layer, Role::Model, &mut model),
+                ollama::PROJECTOR => self.weight_file(layer, Role::Projector, &mut model),
+                ollama::ADAPTER => self.weight_file(layer, Role::Adapter, &mut model),
+                ollama::DRAFT => self.weight_file(layer, Role::Draft, &mut model),
                 ollama::OWN_RECIPE => {
                     let bytes = self.small_blob(&layer.digest, layer.size, recipe::MAX_RECIPE)?;
                     let map = |digest: &Digest, len| {
@@ -137,6 +142,18 @@ impl Store {
             Ok(read) => tensors.extend(read),
             Err(what) => defects.push(Defect { what, unread: Some((layer.digest, layer.size)) }),
         }
+    }
+
+    /// Adds a file of weights. One that cannot be read is taken for what its layer says: whoever opens it is told.
+    fn weight_file(&self, layer: &Layer, role: Role, model: &mut Model) {
+        let fault = match gguf::check_magic(&BlobBytes { blobs: self.blobs(), digest: layer.digest, len: layer.size }) {
+            Ok(fault) => fault,
+            Err(fault) => {
+                model.defects.push(Defect { what: format!("blob {}: {}", layer.digest, fault.what), unread: None });
+                None
+            }
+        };
+        model.weights.push(WeightFile { role, blob: layer.digest, len: layer.size, fault });
     }
 
     /// The tensors of a blob by its own header, as today's ollama writes them.

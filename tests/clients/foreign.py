@@ -84,11 +84,12 @@ def tensor(array: np.ndarray, dtype: str = "F32") -> readers.Tensor:
     return readers.Tensor(dtype, array.shape, np.ascontiguousarray(array).tobytes())
 
 
-def gguf(path: Path, tensors: dict[str, np.ndarray], **keys) -> Path:
-    """A GGUF file of the llama family as gguf's own writer makes it."""
+def gguf(path: Path, tensors: dict[str, np.ndarray], kind: str = "model", architecture: str = "llama") -> Path:
+    """A GGUF file as gguf's own writer makes it."""
     from gguf import GGUFWriter
 
-    writer = GGUFWriter(str(path), "llama")
+    writer = GGUFWriter(str(path), architecture)
+    writer.add_type(kind)
     writer.add_name("tiny")
     writer.add_context_length(64)
     writer.add_embedding_length(32)

@@ -21,10 +21,16 @@ pub(super) fn manifest(
     stored: &Stored,
     existing: Option<(Manifest, Model)>,
 ) -> Result<Vec<u8>> {
-    let config = ollama::safetensors_config(&[]);
+    let weights = plans.iter().flat_map(|plan| &plan.pieces).flatten().find_map(|piece| match &piece.content {
+        Content::Weights(weights) if weights.media_type == ollama::MODEL => Some(&weights.header),
+        _ => None,
+    });
+    let config = weights.map_or_else(|| ollama::safetensors_config(&[]), ollama::gguf_config);
     let (digest, _) = stage.add_bytes(&config)?;
     let config = Layer::new(ollama::CONFIG, digest, config.len() as u64, "");
     let (mut manifest, model) = match existing {
+        // Only who has the weights can say what they are.
+        Some((manifest, model)) if weights.is_some() => (Manifest { config, ..manifest }, Some(model)),
         Some((manifest, model)) => (manifest, Some(model)),
         None => (Manifest::new(config, Vec::new()), None),
     };
@@ -92,6 +98,7 @@ fn source(plan: SourcePlan, places: &[Vec<Place>]) -> (Source, Vec<Layer>, HashM
 fn layer_path(plan: &SourcePlan, path: &str) -> String {
     match plan.kind {
         SourceKind::Safetensors | SourceKind::GdsExport | SourceKind::Mlmodel | SourceKind::Amb => path.into(),
+        SourceKind::Gguf | SourceKind::GgufProjector | SourceKind::GgufAdapter => path.into(),
         SourceKind::Mlpackage | SourceKind::Mlmodelc => format!("{}/{path}", plan.name),
     }
 }
@@ -99,6 +106,7 @@ fn layer_path(plan: &SourcePlan, path: &str) -> String {
 fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, path: &str) -> Vec<Layer> {
     match &piece.content {
         Content::Between => Vec::new(),
+        Content::Weights(weights) => vec![Layer::new(weights.media_type, digest, len, "")],
         Content::File => {
             // The index of shards speaks of files that only this source has.
             let json = path.ends_with(".json") && !path.ends_with(".safetensors.index.json");
@@ -128,6 +136,13 @@ fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) {
     new.sort_by(|a, b| (&a.media_type, &a.name).cmp(&(&b.media_type, &b.name)));
     let key = |layer: &Layer| (layer.media_type.clone(), layer.name.clone());
     let mut taken: BTreeMap<(String, String), Digest> = layers.iter().map(|layer| (key(layer), layer.digest)).collect();
+    // Files of weights have no names that could clash.
+    let (nameless, new): (Vec<Layer>, Vec<Layer>) = new.into_iter().partition(|layer| layer.name.is_empty());
+    for layer in nameless {
+        if !layers.contains(&layer) {
+            layers.push(layer);
+        }
+    }
     for mut layer in new {
         let plain = layer.name.clone();
         let stem = source.kind.stem(&source.name);

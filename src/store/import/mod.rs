@@ -8,6 +8,7 @@ mod assemble;
 mod copy;
 mod coreml;
 mod gds;
+mod gguf;
 mod piece;
 mod pieces;
 mod plan;
@@ -141,7 +142,7 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
             (name, _) => name,
         },
     };
-    let ends = [".mlpackage", ".mlmodelc", ".mlmodel", ".safetensors", ".amb"];
+    let ends = [".mlpackage", ".mlmodelc", ".mlmodel", ".safetensors", ".amb", ".gguf"];
     let stem = ends.iter().find_map(|end| name.strip_suffix(end));
     ModelName::from_any(stem.unwrap_or(&name))
         .map_err(|_| Error::Invalid(format!("{}: no model name can be made of it: give one with -n", path.display())))

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use super::scan::FoundFile;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
-use crate::format::{Bytes, past_the_end};
+use crate::format::{Bytes, gguf, past_the_end};
 
 /// A part of a file, never empty but for tensors.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub(super) enum Content {
     File,
     /// A tensor: blob of its own, under each of these names.
     Tensor { dtype: Dtype, shape: Vec<u64>, names: Vec<TensorName> },
+    /// A whole file of weights that stays one blob.
+    Weights(Weights),
     /// Bytes between tensors, kept in the recipe or, if they are many, as a blob.
     Between,
 }
@@ -34,6 +36,14 @@ pub(super) struct TensorName {
     pub name: String,
     /// Whether it is one of the model's own weights, which ollama and AMB show.
     pub own: bool,
+}
+
+/// A GGUF file: what ollama has to know of it.
+#[derive(Debug, Clone)]
+pub(super) struct Weights {
+    /// Media type of its layer.
+    pub media_type: &'static str,
+    pub header: gguf::Header,
 }
 
 /// A file that is no container: one piece, or none if it is empty.

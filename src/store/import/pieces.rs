@@ -91,7 +91,7 @@ pub(super) fn store_all(
         let counts = if added { &mut stored.added } else { &mut stored.present };
         match job.piece.content {
             Content::Tensor { .. } => counts.tensors += 1,
-            Content::File => counts.files += 1,
+            Content::File | Content::Weights(_) => counts.files += 1,
             Content::Between => {}
         }
         counts.bytes += job.piece.len;
@@ -104,7 +104,7 @@ pub(super) fn store_all(
 fn likeness(piece: &Piece, path: &str) -> Option<Likeness> {
     match &piece.content {
         Content::Tensor { dtype, shape, names } => Some((names.first()?.name.clone(), Some(*dtype), shape.clone())),
-        Content::File => Some((path.into(), None, vec![piece.len])),
+        Content::File | Content::Weights(_) => Some((path.into(), None, vec![piece.len])),
         Content::Between => None,
     }
 }
@@ -141,7 +141,7 @@ impl Job<'_> {
         let len = self.piece.len;
         let form = match &self.piece.content {
             Content::Between => return self.between(stage, buf, progress),
-            Content::File => Form::PLAIN,
+            Content::File | Content::Weights(_) => Form::PLAIN,
             Content::Tensor { dtype, shape, names } => Form {
                 header: safetensors::blob_header(*dtype, shape, len),
                 named: names

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::amb;
 use super::coreml;
 use super::gds;
+use super::gguf;
 use super::piece::{Content, FileBytes, Piece, TensorName, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
 use crate::error::{AtPath, Error, Fault, Result};
@@ -69,10 +70,16 @@ fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan>
         && amb::is_amb(file)?
     {
         (SourceKind::Amb, vec![amb::plan(file)?])
+    } else if let [file] = &scan.files[..]
+        && !path.is_dir()
+        && gguf::is_gguf(file)?
+    {
+        let (kind, piece) = gguf::plan(file)?;
+        (kind, vec![vec![piece]])
     } else {
         return Err(Error::Invalid(format!(
-            "{}: is nothing that can be imported: no .mlpackage, .mlmodel or .mlmodelc, no .amb file, and no \
-             .safetensors file or gds_export manifest in it",
+            "{}: is nothing that can be imported: no .mlpackage, .mlmodel or .mlmodelc, no .amb or .gguf file, \
+             and no .safetensors file or gds_export manifest in it",
             path.display()
         )));
     };

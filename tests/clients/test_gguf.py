@@ -1,0 +1,107 @@
+"""GGUF files: imported, and shown whole where llama.cpp, LM Studio and ollama look for them."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+import foreign
+from harness import HOST, Mount, Store, digest
+from test_ollama_server import Server
+
+RNG = np.random.default_rng(11)
+WEIGHTS = {
+    "token_embd.weight": RNG.standard_normal((16, 32), dtype=np.float32),
+    "blk.0.attn_norm.weight": np.ones(32, np.float32),
+    "output.weight": RNG.standard_normal((16, 32), dtype=np.float32).astype(np.float16),
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A model, its projector and an adapter."""
+    one = {"a.weight": np.ones((4, 32), np.float32)}
+    return [
+        foreign.gguf(tmp_path / "tiny.gguf", WEIGHTS),
+        foreign.gguf(tmp_path / "mmproj-tiny.gguf", one, "mmproj", "clip"),
+        foreign.gguf(tmp_path / "lora.gguf", {"b.weight": one["a.weight"]}, "adapter"),
+    ]
+
+
+def read(path):
+    """Every tensor and key, as gguf's own reader finds them (it maps the file)."""
+    reader = GGUFReader(path)
+    keys = {name: field.contents() for name, field in reader.fields.items()}
+    return keys, {tensor.name: (tensor.tensor_type, tensor.data.tobytes()) for tensor in reader.tensors}
+
+
+def test_an_imported_file_is_one_blob_in_every_tree(store, files, tmp_path):
+    store.add(*files, name="me/see:7b")
+    with Mount(store, tmp_path / "mnt") as mount:
+        for inside, source in [
+            ("gguf/me/see/7b.gguf", files[0]),
+            ("gguf/me/see/mmproj-7b.gguf", files[1]),
+            ("gguf/me/see/adapter-7b.gguf", files[2]),
+            ("lmstudio/me/see-7b/see-7b.gguf", files[0]),
+            ("lmstudio/me/see-7b/mmproj-see-7b.gguf", files[1]),
+            ("original/me/see/7b/tiny.gguf", files[0]),
+            ("original/me/see/7b/lora.gguf", files[2]),
+            (f"ollama/blobs/sha256-{digest(files[0])}", files[0]),
+        ]:
+            assert digest(mount / inside) == digest(source), inside
+            assert read(mount / inside) == read(source), inside
+        assert sorted(os.listdir(mount / "lmstudio/me/see-7b")) == ["mmproj-see-7b.gguf", "see-7b.gguf"]
+    assert f"sha256-{digest(files[0])}" in store.blobs()
+    assert not store.json("verify")["damaged"]
+
+
+def test_what_ollama_lists_of_an_import_is_what_its_own_create_writes(store, files, tmp_path):
+    # It has llama.cpp rewrite a file, unless the projector's tensors are in it, and that program is not there.
+    seeing = foreign.gguf(tmp_path / "seeing.gguf", WEIGHTS | {"v.patch_embd.weight": np.ones((4, 32), np.float32)})
+    store.add(seeing, name="tiny")
+    (tmp_path / "Modelfile").write_text("FROM ./seeing.gguf\n")
+    made = tmp_path / "made"
+    with Server(made, tmp_path / "home") as server:
+        server.command("create", "tiny", "-f", "Modelfile", cwd=tmp_path)
+        server.command("cp", "tiny", "me/tiny:v1")
+        theirs = server.ask("POST", "/api/show", {"model": "tiny", "verbose": True})
+    for directory in (store.path, made):
+        with Mount(Store(directory), tmp_path / "mnt") as mount:
+            with Server(mount / "ollama", tmp_path / "home", OLLAMA_NOPRUNE="1") as server:
+                ours = server.ask("POST", "/api/show", {"model": "tiny", "verbose": True})
+            for inside in ("gguf/tiny/latest.gguf", "lmstudio/library/tiny-latest/tiny-latest.gguf"):
+                assert digest(mount / inside) == digest(seeing)
+            assert (directory == made) == (mount / "gguf/me/tiny/v1.gguf").exists()
+        for key in ("model_info", "tensors", "capabilities"):
+            assert ours[key] == theirs[key], key
+    configs = [json.loads((it / f"manifests/{HOST}/library/tiny/latest").read_bytes())["config"] for it in (made, store.path)]
+    assert configs[0] == configs[1]
+
+
+def test_parts_join_a_model_later(store, files, tmp_path):
+    store.add(files[0], name="tiny")
+    store.add(files[1], name="tiny")
+    with Mount(store, tmp_path / "mnt") as mount:
+        assert digest(mount / "gguf/tiny/mmproj-latest.gguf") == digest(files[1])
+        assert (mount / f"ollama/manifests/{HOST}/library/tiny/latest").read_bytes().count(b"image.projector") == 1
+
+
+def test_broken_files_are_refused_by_name_and_leave_nothing(store, files, tmp_path):
+    whole = files[0].read_bytes()
+    broken = tmp_path / "broken.gguf"
+    for data, what in [
+        (b"", 'begins with ""'),
+        (b"GGML" + whole[4:], "GGML"),
+        (whole[:200], "bytes are needed"),
+        (whole[:-64], "the tensor here needs"),
+        (whole[:4] + (1).to_bytes(4, "little") + whole[8:], "version 1"),
+        (whole[:8] + (1 << 60).to_bytes(8, "little") + whole[16:], "do not fit"),
+    ]:
+        broken.write_bytes(data)
+        done = store.run("import", broken, "-n", "broken", check=False)
+        words = done.stderr.decode()
+        assert done.returncode == 1 and what in words and "broken.gguf" in words, words
+        assert len(words.splitlines()) == 1, words
+    assert not store.path.exists() or store.json("ls") == []
