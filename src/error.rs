@@ -21,10 +21,31 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault at byte `at`.
+    /// A fault at byte `at`. Text that the container itself gave is cut and escaped: a fault is a line.
     pub fn new(at: u64, what: impl Into<String>) -> Self {
-        Fault { at, what: what.into() }
+        Fault { at, what: one_line(what.into()) }
     }
+}
+
+/// The most characters that a fault has.
+const LINE: usize = 600;
+
+/// A text as one line: control characters escaped, and what is too long to be read left out.
+fn one_line(text: String) -> String {
+    let text = plain(text);
+    match text.char_indices().nth(LINE) {
+        Some((end, _)) => text[..end].to_owned() + "...",
+        None => text,
+    }
+}
+
+/// A text with its control characters escaped, so that it changes nothing but the line that it is in.
+pub(crate) fn plain(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let escaped = |char: char| if char.is_control() { char.escape_default().collect() } else { String::from(char) };
+    text.chars().map(escaped).collect()
 }
 
 /// Everything that can go wrong in the library.

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Error, Result, plain};
 
 /// Prints text to stdout. A reader that has gone away is no error.
 pub fn print(text: &str) -> Result<()> {
@@ -22,7 +22,7 @@ pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
 
 /// Prints an error as one line on stderr.
 pub fn complain(error: &Error) {
-    let line = error.to_string().replace('\n', " ");
+    let line = plain(error.to_string());
     let _ = writeln!(io::stderr(), "wmount: {line}");
 }
 

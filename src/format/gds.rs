@@ -19,6 +19,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use super::json;
 use crate::dtype::Dtype;
 use crate::error::Fault;
 use crate::model::check_path;
@@ -141,7 +142,7 @@ pub fn file_stem(name: &str) -> String {
 
 /// Parses a manifest. The files themselves are checked by [`Entry::check_len`].
 pub fn parse(bytes: &[u8]) -> Result<Vec<Entry>, Fault> {
-    let fields: Fields = serde_json::from_slice(bytes).map_err(|error| Fault::new(0, error.to_string()))?;
+    let fields: Fields = json::loose(bytes)?;
     let mut entries: Vec<Entry> = Vec::new();
     let (mut names, mut paths) = (HashMap::new(), HashMap::new());
     for (name, value) in fields.0 {

@@ -9,7 +9,7 @@
 //! A program refers to a blob by the offset of its metadata, and Apple's reader looks at nothing else: neither at the
 //! count nor at the other blobs. So [`parse_blob`] stands alone, and [`parse`] is the walk that finds all of them.
 
-use super::{Bytes, u32_at, u64_at};
+use super::{Bytes, MAX_TENSORS, too_many_tensors, u32_at, u64_at};
 use crate::dtype::Dtype;
 use crate::error::Fault;
 
@@ -103,6 +103,9 @@ pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Vec<Blob>, Fault> {
     let mut blobs = Vec::new();
     let mut at = UNIT;
     for _ in 0..count {
+        if blobs.len() == MAX_TENSORS {
+            return Err(too_many_tensors(at));
+        }
         let blob = parse_blob(bytes, at)?;
         // An end so close to 2^64 that it cannot be rounded up cannot be followed by another blob either.
         let next = blob.end().checked_next_multiple_of(UNIT).unwrap_or(u64::MAX);

@@ -10,6 +10,9 @@
 use super::mlprogram::Reference;
 use crate::dtype::Dtype;
 
+/// The longest text that is read, in bytes.
+pub const MAX_TEXT: u64 = 128 << 20;
+
 const BLOBFILE: &str = "BLOBFILE(";
 
 /// MIL's words for the types that weight files hold.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::json;
 use crate::digest::{Digest, Hasher};
 use crate::error::Fault;
 
@@ -15,6 +16,9 @@ pub const MODEL_PATH: &str = "com.apple.CoreML/model.mlmodel";
 
 /// Where the weights directory lies below `Data/`, for all known writers.
 pub const WEIGHTS_PATH: &str = "com.apple.CoreML/weights";
+
+/// The longest manifest that is read, in bytes.
+pub const MAX_MANIFEST: u64 = 16 << 20;
 
 /// The author that coremltools looks items up by.
 const AUTHOR: &str = "com.apple.CoreML";
@@ -51,7 +55,8 @@ pub struct Item {
 /// Reads a manifest and checks it: the version, the root item, and that no path leads out of `Data/`.
 pub fn parse(json: &[u8]) -> Result<Manifest, Fault> {
     let fault = |what: String| Fault::new(0, what);
-    let manifest: Manifest = serde_json::from_slice(json).map_err(|error| fault(format!("no manifest: {error}")))?;
+    let manifest: Manifest =
+        json::typed(json).map_err(|fault| Fault::new(fault.at, format!("no manifest: {}", fault.what)))?;
     let version = &manifest.file_format_version;
     match version_of(version) {
         None => return Err(fault(format!("the version {:?} is not of the form a.b.c", abridged(version)))),

@@ -4,8 +4,11 @@
 //! allocates nothing from a count it has not held against the length, and never panics.
 
 pub mod amb;
+#[doc = include_str!("fuzzing.md")]
+pub mod fuzzing {}
 pub mod gds;
 pub mod gguf;
+pub(crate) mod json;
 pub mod milblob;
 pub mod milprogram;
 pub mod mlpackage;
@@ -19,6 +22,14 @@ use std::borrow::Cow;
 use crate::digest::Digest;
 use crate::error::{Error, Fault};
 use crate::extent::Blobs;
+
+/// The most tensors that a container may have: what is kept of each takes a few hundred bytes.
+pub(crate) const MAX_TENSORS: usize = 1 << 20;
+
+/// The fault of a container with more than [`MAX_TENSORS`].
+pub(crate) fn too_many_tensors(at: u64) -> Fault {
+    Fault::new(at, format!("it has more than {MAX_TENSORS} tensors"))
+}
 
 /// Random access to the bytes of a container.
 pub trait Bytes {

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::gguf;
+use super::json;
 use super::safetensors::go_string;
 use crate::digest::Digest;
 use crate::error::Fault;
@@ -131,7 +132,7 @@ impl Manifest {
     /// Reads a manifest.
     pub fn parse(bytes: &[u8]) -> Result<Manifest, Fault> {
         let manifest: Manifest =
-            serde_json::from_slice(bytes).map_err(|error| Fault::new(0, format!("no manifest: {error}")))?;
+            json::typed(bytes).map_err(|fault| Fault::new(fault.at, format!("no manifest: {}", fault.what)))?;
         if manifest.schema_version != 2 {
             return Err(Fault::new(0, format!("schemaVersion is {}, not 2", manifest.schema_version)));
         }
@@ -153,8 +154,8 @@ impl Manifest {
     /// The bytes that Go's `json.Encoder` would write: what ollama finds below `manifests/`, without our keys.
     pub fn to_go_bytes(&self) -> Vec<u8> {
         let layer = |layer: &Layer| {
-            let mut text =
-                format!(r#"{{"mediaType":"{}","digest":"{}","size":{}"#, layer.media_type, layer.digest, layer.size);
+            let media_type = go_string(&layer.media_type);
+            let mut text = format!(r#"{{"mediaType":{media_type},"digest":"{}","size":{}"#, layer.digest, layer.size);
             if !layer.name.is_empty() {
                 text += &format!(r#","name":{}"#, go_string(&layer.name));
             }

@@ -26,13 +26,14 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::json;
 use crate::digest::Digest;
 use crate::error::Fault;
 use crate::extent::{ExtentBytes, ExtentMap, SHORT_ZEROS};
 use crate::model::{Source, SourceDir, SourceFile, SourceKind, check_path, from_unix, to_unix};
 
 /// The longest recipe or map that is read, in bytes.
-pub const MAX_RECIPE: u64 = 256 << 20;
+pub const MAX_RECIPE: u64 = 128 << 20;
 
 /// Extents from which on they stand in a blob of their own.
 const MANY: usize = 16;
@@ -149,7 +150,7 @@ pub fn render<E>(
         files.push(if file.content.extents().nth(MANY).is_some() {
             let mut named = Named::default();
             let extents = named.extents(&file.content, blob_len);
-            let map = json(&Map { version: 1, blobs: named.blobs, extents });
+            let map = to_json(&Map { version: 1, blobs: named.blobs, extents });
             let len = map.len() as u64;
             File { path, mtime, extents: None, map: Some(Blob(put(map)?, len)) }
         } else {
@@ -157,10 +158,10 @@ pub fn render<E>(
         });
     }
     let dirs = source.dirs.iter().map(|dir| Dir { path: dir.path.clone(), mtime: to_unix(dir.mtime) }).collect();
-    Ok(json(&Recipe { version: 1, kind: source.kind.name().into(), blobs: named.blobs, dirs, files }))
+    Ok(to_json(&Recipe { version: 1, kind: source.kind.name().into(), blobs: named.blobs, dirs, files }))
 }
 
-fn json(document: &impl Serialize) -> Vec<u8> {
+fn to_json(document: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(document).expect("a recipe is plain data")
 }
 
@@ -174,7 +175,8 @@ pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault
         1 => Ok(()),
         _ => Err(fault(format!("version {version} was written by a newer wmount"))),
     };
-    let recipe: Recipe = serde_json::from_slice(bytes).map_err(|error| fault(error.to_string()))?;
+    let in_place = |it: Fault| Fault::new(it.at, fault(it.what).what);
+    let recipe: Recipe = json::loose(bytes).map_err(in_place)?;
     check_version(recipe.version)?;
     let kind = SourceKind::ALL.into_iter().find(|kind| kind.name() == recipe.kind);
     let kind = kind.ok_or_else(|| fault(format!("kind {:?} is not known to this wmount", recipe.kind)))?;
@@ -186,7 +188,7 @@ pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault
         let content = match (file.extents, file.map) {
             (Some(extents), None) => content(&extents, &recipe.blobs),
             (None, Some(Blob(digest, len))) => {
-                let map: Map = serde_json::from_slice(&get(&digest, len)?).map_err(|error| fault(error.to_string()))?;
+                let map: Map = json::loose(&get(&digest, len)?).map_err(in_place)?;
                 check_version(map.version)?;
                 content(&map.extents, &map.blobs)
             }

@@ -8,17 +8,21 @@
 //! the blob's digest does not depend on the tensor's name; that of an ollama blob, which carries the name; and that
 //! of a whole file.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
-use super::Bytes;
+use super::{Bytes, MAX_TENSORS, json};
 use crate::dtype::Dtype;
 use crate::error::Fault;
 
 /// The longest header that readers accept, in bytes.
 pub const MAX_HEADER: u64 = 100_000_000;
+
+/// The most entries of `__metadata__`.
+const MAX_METADATA: usize = 1 << 18;
 
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,38 +51,40 @@ pub struct Header {
 }
 
 #[derive(Deserialize)]
-struct RawTensor {
-    dtype: String,
+struct RawTensor<'a> {
+    #[serde(borrow)]
+    dtype: Cow<'a, str>,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
 /// The header's entries in the order of the file; a map would hide a name that occurs twice.
 #[derive(Default)]
-struct RawHeader {
-    tensors: Vec<(String, RawTensor)>,
-    metadata: Option<Vec<(String, String)>>,
+struct RawHeader<'a> {
+    tensors: Vec<(String, RawTensor<'a>)>,
+    metadata: Vec<(String, String)>,
 }
 
-impl<'de> Deserialize<'de> for RawHeader {
+impl<'de> Deserialize<'de> for RawHeader<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {
-            type Value = RawHeader;
+            type Value = RawHeader<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of tensors")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader<'de>, A::Error> {
                 let mut raw = RawHeader::default();
                 while let Some(key) = map.next_key::<String>()? {
                     if key == "__metadata__" {
                         // MLX writes null when it is given none.
-                        let pairs = map.next_value::<Option<serde_json::Map<String, serde_json::Value>>>()?;
-                        raw.metadata = Some(strings(pairs.unwrap_or_default()).map_err(serde::de::Error::custom)?);
-                    } else {
+                        raw.metadata = map.next_value::<Option<Metadata>>()?.unwrap_or_default().0;
+                    } else if raw.tensors.len() < MAX_TENSORS {
                         raw.tensors.push((key, map.next_value()?));
+                    } else {
+                        return Err(serde::de::Error::custom(format!("more than {MAX_TENSORS} tensors")));
                     }
                 }
                 Ok(raw)
@@ -88,13 +94,34 @@ impl<'de> Deserialize<'de> for RawHeader {
     }
 }
 
-fn strings(map: serde_json::Map<String, serde_json::Value>) -> Result<Vec<(String, String)>, String> {
-    map.into_iter()
-        .map(|(key, value)| match value {
-            serde_json::Value::String(text) => Ok((key, text)),
-            _ => Err(format!("__metadata__ entry {key:?} is no string")),
-        })
-        .collect()
+/// The entries of `__metadata__`.
+#[derive(Default)]
+struct Metadata(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Metadata;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of strings as __metadata__")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    if pairs.len() == MAX_METADATA {
+                        let what = format!("more than {MAX_METADATA} entries of __metadata__");
+                        return Err(serde::de::Error::custom(what));
+                    }
+                    pairs.push(pair);
+                }
+                Ok(Metadata(pairs))
+            }
+        }
+        deserializer.deserialize_map(Pairs)
+    }
 }
 
 /// Reads the header of a file.
@@ -109,23 +136,23 @@ pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Header, Fault> {
         return Err(Fault::new(0, format!("the header has {header_len} bytes, more than {MAX_HEADER}")));
     }
     let text = bytes.get(8, header_len as usize)?;
-    let raw: RawHeader = serde_json::from_slice(&text).map_err(|error| {
-        let line_start = text.split(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
-        let before: usize = line_start.map(|line| line.len() + 1).sum();
-        Fault::new(8 + (before + error.column().saturating_sub(1)) as u64, format!("header: {error}"))
-    })?;
+    let raw: RawHeader =
+        json::typed(&text).map_err(|fault| Fault::new(8 + fault.at, format!("header: {}", fault.what)))?;
     let mut tensors = Vec::with_capacity(raw.tensors.len());
     for (name, tensor) in raw.tensors {
-        tensors.push(tensor_range(name, &tensor, data_start, bytes.len())?);
+        tensors.push(tensor_range(name, tensor, data_start, bytes.len())?);
     }
     check_tiling(&mut tensors, data_start, bytes.len())?;
     check_names(&tensors)?;
-    Ok(Header { data_start, tensors, metadata: raw.metadata.unwrap_or_default() })
+    Ok(Header { data_start, tensors, metadata: raw.metadata })
 }
 
-fn tensor_range(name: String, raw: &RawTensor, data_start: u64, file_len: u64) -> Result<TensorRange, Fault> {
+fn tensor_range(name: String, raw: RawTensor, data_start: u64, file_len: u64) -> Result<TensorRange, Fault> {
     let (begin, end) = raw.data_offsets;
-    let fault = |what: String| Fault::new(data_start.saturating_add(begin), format!("tensor {name:?}: {what}"));
+    let fault = |what: String| {
+        let name: String = name.chars().take(200).collect();
+        Fault::new(data_start.saturating_add(begin), format!("tensor {name:?}: {what}"))
+    };
     let dtype: Dtype = raw.dtype.parse().map_err(&fault)?;
     if !dtype.in_safetensors() {
         return Err(fault(format!("{dtype} is no safetensors dtype")));
@@ -138,7 +165,7 @@ fn tensor_range(name: String, raw: &RawTensor, data_start: u64, file_len: u64) -
     let bits = Dtype::elements(&raw.shape).and_then(|n| n.checked_mul(dtype.bits().into()));
     match bits {
         Some(bits) if bits % 8 == 0 && bits / 8 == len => {
-            Ok(TensorRange { name, dtype, shape: raw.shape.clone(), offset, len })
+            Ok(TensorRange { name, dtype, shape: raw.shape, offset, len })
         }
         _ => Err(fault(format!("{dtype} {:?} does not fill {len} bytes", raw.shape))),
     }
@@ -201,7 +228,8 @@ pub fn file_header<'a>(
 ) -> Vec<u8> {
     let mut text = String::from("{");
     if !metadata.is_empty() {
-        let pairs: Vec<String> = metadata.iter().map(|(key, value)| format!("{}:{}", json(key), json(value))).collect();
+        let pairs: Vec<String> =
+            metadata.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
         text += &format!("\"__metadata__\":{{{}}}", pairs.join(","));
     }
     let mut begin = 0;
@@ -209,7 +237,7 @@ pub fn file_header<'a>(
         if text.len() > 1 {
             text.push(',');
         }
-        push_entry(&mut text, &json(name), dtype, shape, begin, len);
+        push_entry(&mut text, &quoted(name), dtype, shape, begin, len);
         begin += len;
     }
     text.push('}');
@@ -237,7 +265,7 @@ fn finish(mut text: String) -> Vec<u8> {
     header
 }
 
-fn json(text: &str) -> String {
+fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
@@ -247,7 +275,7 @@ fn json(text: &str) -> String {
 /// and other control characters as `\u00xx`, lower case.
 pub fn go_string(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 2);
-    for char in json(text).chars() {
+    for char in quoted(text).chars() {
         match char {
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => escaped += &format!("\\u{:04x}", char as u32),
             _ => escaped.push(char),
@@ -304,7 +332,8 @@ mod tests {
             (t("a", "F32", "[1]", "[1,5]"), 5, "hole"),
             (t("a", "U8", "[4]", "[0,4]") + "," + &t("b", "U8", "[2]", "[2,4]"), 4, "overlaps"),
             (t("a", "U8", "[2]", "[0,2]") + "," + &t("a", "U8", "[2]", "[2,4]"), 4, "occurs twice"),
-            (r#""__metadata__":{"a":1}"#.into(), 0, "is no string"),
+            (r#""__metadata__":{"a":1}"#.into(), 0, "expected a string"),
+            (r#""__metadata__":[]"#.into(), 0, "an object of strings as __metadata__"),
         ] {
             let error = parse_text(&format!("{{{header}}}"), data).expect_err(&header).to_string();
             assert!(error.contains(fault), "{header}: {error}");

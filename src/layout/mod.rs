@@ -19,7 +19,7 @@ use std::time::SystemTime;
 
 use crate::error::{Error, Fault, Result};
 use crate::extent::{Blobs, ExtentMap};
-use crate::format::{Bytes, past_the_end};
+use crate::format::{Bytes, json, past_the_end};
 use crate::model::{Model, ModelName, SmallFile, Source};
 
 pub use coreml::{Shape, Unshared, shapes};
@@ -144,9 +144,13 @@ impl Files<'_> {
     /// The content of a small file.
     pub fn read(&self, file: &SmallFile) -> Result<Vec<u8>> {
         /// More than any config or tokenizer has.
-        const MAX: u64 = 256 << 20;
+        const MAX: u64 = 128 << 20;
         if file.len > MAX {
             return Err(Error::Invalid(format!("{:?} has {} bytes, more than {MAX}", file.path, file.len)));
+        }
+        // The length is a claim: nothing is allocated before its last byte was read.
+        if let Some(last) = file.len.checked_sub(1) {
+            self.0.read_exact(&file.blob, last, &mut [0])?;
         }
         ExtentMap::from_blob(file.blob, file.len).read_all(self.0)
     }
@@ -163,10 +167,11 @@ impl Files<'_> {
         bytes.map_err(|fault| Error::Invalid(fault.to_string()))
     }
 
-    /// A small file of the model parsed as a JSON object; `None` if the model has none or it is no object.
+    /// A small file of the model parsed as a JSON object; `None` if the model has none or it is no object, or one of
+    /// more values than any config or tokenizer has.
     pub fn json(&self, model: &Model, path: &str) -> Result<Option<serde_json::Map<String, serde_json::Value>>> {
         let Some(file) = model.file(path) else { return Ok(None) };
-        Ok(serde_json::from_slice(&self.read(file)?).ok())
+        Ok(json::object(&self.read(file)?).ok())
     }
 }
 

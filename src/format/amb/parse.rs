@@ -7,14 +7,14 @@ use serde_json::{Map, Value};
 
 use crate::dtype::Dtype;
 use crate::error::Fault;
-use crate::format::{Bytes, u32_at, u64_at};
+use crate::format::{Bytes, MAX_TENSORS, json, too_many_tensors, u32_at, u64_at};
 
 /// Length of the header.
 pub(super) const HEADER: u64 = 28;
 /// Length of the fixed part of a tokenizer section.
 const TOKENIZER: u64 = 11;
 /// The longest JSON section that is read, in bytes.
-const MAX_JSON: u64 = 256 << 20;
+const MAX_JSON: u64 = 64 << 20;
 
 /// What a file holds.
 #[derive(Debug, Clone)]
@@ -124,7 +124,10 @@ pub fn json_section(
         return Err(fault(format!("has {len} bytes, more than {MAX_JSON}")));
     }
     let text = bytes.get(range.start, len as usize)?;
-    serde_json::from_slice(&text).map(Some).map_err(|error| fault(format!("is no JSON object: {error}")))
+    let place = |fault: Fault| {
+        Fault::new(range.start + fault.at, format!("the {what} section is no JSON object: {}", fault.what))
+    };
+    json::object(&text).map(Some).map_err(place)
 }
 
 fn records(bytes: &(impl Bytes + ?Sized), weights: &Range<u64>) -> Result<Vec<Record>, Fault> {
@@ -132,6 +135,9 @@ fn records(bytes: &(impl Bytes + ?Sized), weights: &Range<u64>) -> Result<Vec<Re
     let mut at = weights.start;
     while at < weights.end {
         let (record, end) = record(bytes, at, weights.end, records.len())?;
+        if records.len() == MAX_TENSORS {
+            return Err(too_many_tensors(at));
+        }
         if !names.insert(record.name.clone()) {
             return Err(Fault::new(at, format!("tensor {:?} occurs twice", record.name)));
         }

@@ -7,14 +7,14 @@ use super::outline::{Frame, FunctionRange, Outline};
 use super::wire::{Field, Wire};
 use super::{Kind, NESTING};
 use crate::error::Fault;
-use crate::format::Bytes;
+use crate::format::{Bytes, MAX_TENSORS, too_many_tensors};
 
 /// Bytes of all names together. Each name repeats those of the function and model around it, so without a limit
 /// they could grow with the square of the file.
 const NAMES: usize = 64 << 20;
 
-/// Fields that are looked at again, of all messages around the one that the walk is in.
-const HELD: usize = 4_000_000;
+/// Fields that are looked at again, of all messages around the one that the walk is in: each takes some 200 bytes.
+const HELD: usize = 1 << 20;
 
 pub(super) struct Walk<'a, B: ?Sized> {
     pub wire: Wire<'a, B>,
@@ -309,6 +309,9 @@ impl<'a, B: Bytes + ?Sized> Walk<'a, B> {
     }
 
     pub(super) fn found_name(&mut self) -> Result<String, Fault> {
+        if self.found.references.len() + self.found.inline.len() >= MAX_TENSORS {
+            return Err(too_many_tensors(0));
+        }
         self.names = self.names.saturating_add(self.name.len());
         if self.names > NAMES {
             return Err(too_many_names());

@@ -95,7 +95,7 @@ fn plan_compiled(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
         let program = scan.file(&format!("{model}model.mil"));
         let references = match program {
             // The text is Core ML's own and may change; what it does not say is only lost for the names.
-            Some(program) => milprogram::references(&read_small(program)?),
+            Some(program) => milprogram::references(&read_small(program, milprogram::MAX_TEXT)?),
             None => Vec::new(),
         };
         let in_file = |reference: &Reference| weight_file(&reference.file) == Ok(name);
@@ -109,10 +109,10 @@ fn plan_package(path: &Path, scan: &Scan, blob_threshold: u64) -> Result<Vec<Vec
     let manifest = scan.file("Manifest.json").ok_or_else(|| {
         Error::Invalid(format!("{}: has no Manifest.json: it is no whole .mlpackage", path.display()))
     })?;
-    let parsed = mlpackage::parse(&read_small(manifest)?).at(&manifest.place)?;
+    let parsed = mlpackage::parse(&read_small(manifest, mlpackage::MAX_MANIFEST)?).at(&manifest.place)?;
     for item in parsed.items.values() {
         let item = format!("Data/{}", item.path);
-        if scan.file(&item).is_none() && !scan.dirs.iter().any(|dir| dir.path == item) {
+        if scan.file(&item).is_none() && !scan.has_dir(&item) {
             let what = format!("names {item:?}, which is missing");
             return Err(Error::format(&manifest.place, Fault::new(0, what)));
         }

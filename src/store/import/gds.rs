@@ -12,11 +12,7 @@ pub(super) fn manifest_in(scan: &Scan) -> Option<&FoundFile> {
 
 /// Plans every file of the directory: those that the manifest names are tensors.
 pub(super) fn plan(scan: &Scan, manifest: &FoundFile) -> Result<Vec<Vec<Piece>>> {
-    if manifest.len > gds::MAX_MANIFEST {
-        let what = format!("{} bytes are too many for a manifest", manifest.len);
-        return Err(Error::format(&manifest.place, Fault::new(0, what)));
-    }
-    let entries = gds::parse(&read_small(manifest)?).at(&manifest.place)?;
+    let entries = gds::parse(&read_small(manifest, gds::MAX_MANIFEST)?).at(&manifest.place)?;
     if entries.is_empty() {
         return Err(Error::format(&manifest.place, Fault::new(0, "names no tensor")));
     }

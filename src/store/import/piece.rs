@@ -52,12 +52,11 @@ pub(super) fn whole(file: &FoundFile) -> Vec<Piece> {
     if file.len == 0 { Vec::new() } else { vec![piece] }
 }
 
-/// The whole content of a file that is parsed in memory.
-pub(super) fn read_small(file: &FoundFile) -> Result<Vec<u8>> {
-    /// Protobuf's own limit for a message.
-    const MAX: u64 = (1 << 31) - 1;
-    if file.len > MAX {
-        return Err(Error::format(&file.place, Fault::new(0, format!("{} bytes are too many", file.len))));
+/// The whole content of a file that is parsed in memory, of at most so many bytes.
+pub(super) fn read_small(file: &FoundFile, most: u64) -> Result<Vec<u8>> {
+    if file.len > most {
+        let what = format!("{} bytes are too many for what it is: more than {most}", file.len);
+        return Err(Error::format(&file.place, Fault::new(0, what)));
     }
     Ok(FileBytes::open(file)?.get(0, file.len as usize).at(&file.place)?.into_owned())
 }

@@ -7,10 +7,10 @@ use super::amb;
 use super::coreml;
 use super::gds;
 use super::gguf;
-use super::piece::{Content, FileBytes, Piece, TensorName, whole};
+use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
 use crate::error::{AtPath, Error, Fault, Result};
-use crate::format::{Bytes, safetensors};
+use crate::format::{json, safetensors};
 use crate::model::SourceKind;
 
 /// One source to import.
@@ -143,10 +143,10 @@ fn check_index(scan: &Scan) -> Result<()> {
         weight_map: BTreeMap<String, String>,
     }
     let Some(file) = scan.file(INDEX) else { return Ok(()) };
-    let bytes = FileBytes::open(file)?;
-    let text = bytes.get(0, usize::try_from(file.len.min(safetensors::MAX_HEADER)).unwrap_or(0)).at(&file.place)?;
-    let index: Index = serde_json::from_slice(&text)
-        .map_err(|error| Error::format(&file.place, Fault::new(0, format!("is no index of shards: {error}"))))?;
+    let text = read_small(file, safetensors::MAX_HEADER)?;
+    let index: Index = json::loose(&text)
+        .map_err(|fault| Fault::new(fault.at, format!("is no index of shards: {}", fault.what)))
+        .at(&file.place)?;
     for (tensor, shard) in &index.weight_map {
         if scan.file(shard).is_none() {
             let what = format!("tensor {tensor:?} is in {shard:?}, which is missing");

@@ -48,7 +48,12 @@ pub(super) struct Scan {
 impl Scan {
     /// The file of this path.
     pub fn file(&self, path: &str) -> Option<&FoundFile> {
-        self.files.iter().find(|file| file.path == path)
+        self.files.binary_search_by(|file| file.path.as_str().cmp(path)).ok().map(|index| &self.files[index])
+    }
+
+    /// Whether there is a directory of this path.
+    pub fn has_dir(&self, path: &str) -> bool {
+        self.dirs.binary_search_by(|dir| dir.path.as_str().cmp(path)).is_ok()
     }
 }
 

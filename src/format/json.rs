@@ -1,0 +1,68 @@
+//! JSON of any origin: a look at the text says what it would take in memory, before anything is made of it.
+//!
+//! A list of zeros takes forty times as much memory as text, so a limit on the text alone is none.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::error::Fault;
+
+/// Marks in a text of which each value is made; a value takes about 80 bytes for each. A tokenizer of half a million
+/// merges has two million.
+const VALUES: usize = 4 << 20;
+
+/// The same for documents that are read into types of their own, which take less.
+const TYPED: usize = 16 << 20;
+
+/// Checks that a text has at most so many marks between and around values.
+fn check(text: &[u8], most: usize) -> Result<(), Fault> {
+    let marks = text.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
+    if marks <= most {
+        return Ok(());
+    }
+    Err(Fault::new(0, format!("{} bytes of JSON with {marks} values and separators, more than {most}", text.len())))
+}
+
+/// Reads any object.
+pub(crate) fn object(text: &[u8]) -> Result<Map<String, Value>, Fault> {
+    loose(text)
+}
+
+/// Reads a document of a type that takes no more memory than its text and 20 bytes for each mark.
+pub(crate) fn typed<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Fault> {
+    check(text, TYPED)?;
+    serde_json::from_slice(text).map_err(|error| fault(text, &error))
+}
+
+/// The same for types that take as much as any value does.
+pub(crate) fn loose<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Fault> {
+    check(text, VALUES)?;
+    serde_json::from_slice(text).map_err(|error| fault(text, &error))
+}
+
+/// A fault where serde_json found it, which counts lines and columns.
+fn fault(text: &[u8], error: &serde_json::Error) -> Fault {
+    let lines = text.split(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
+    let before: usize = lines.map(|line| line.len() + 1).sum();
+    Fault::new((before + error.column().saturating_sub(1)) as u64, error.to_string())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_too_many_values_are_refused_unread() {
+        let text = |values: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(values)).into_bytes();
+        assert_eq!(object(&text(10)).unwrap()["a"].as_array().unwrap().len(), 11);
+        assert!(object(&text(VALUES)).unwrap_err().what.contains("more than"));
+        assert!(object(b"[]").is_err());
+    }
+
+    #[test]
+    fn faults_are_where_the_text_breaks() {
+        assert_eq!(object(b"{\n\"a\":\n!}").unwrap_err().at, 7);
+        assert_eq!(object(b"").unwrap_err().at, 0);
+    }
+}
