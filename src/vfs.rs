@@ -418,15 +418,34 @@ impl Vfs {
         }
     }
 
+    fn file<T>(&self, ino: u64, look: impl FnOnce(&FileBody) -> Option<T>) -> Option<T> {
+        let What::Node(handle) = self.inode(ino).ok()?.what else { return None };
+        let node = handle.node().ok()?;
+        let Body::File(file) = &node.body else { return None };
+        look(file)
+    }
+
+    /// Whether a file is a blob and nothing else.
+    pub fn is_whole_blob(&self, ino: u64) -> bool {
+        self.file(ino, |file| file.content.whole_blob()).is_some()
+    }
+
     /// The blob that a file is, if it is nothing else and the blob is sound: it has exactly the file's size.
     ///
     /// What is wrong with a blob is said when the file is read, so there is no error here.
     pub fn whole_blob(&self, ino: u64) -> Option<Arc<File>> {
-        let What::Node(handle) = self.inode(ino).ok()?.what else { return None };
-        let node = handle.node().ok()?;
-        let Body::File(file) = &node.body else { return None };
-        let blob = self.store.blob_file(&file.content.whole_blob()?).ok()?;
-        (blob.metadata().ok()?.len() == file.content.size()).then_some(blob)
+        let (digest, size) = self.file(ino, |file| Some((file.content.whole_blob()?, file.content.size())))?;
+        let blob = self.store.blob_file(&digest).ok()?;
+        (blob.metadata().ok()?.len() == size).then_some(blob)
+    }
+
+    /// Tells of a fault of the blob that a file is, found by who reads it past us.
+    pub fn damaged(&self, ino: u64, fault: String) -> Error {
+        let blob = self.file(ino, |file| Some((file.content.whole_blob()?, file.model.clone())));
+        let Some((digest, model)) = blob else { return Error::Stale(ino) };
+        let error = Error::Damaged { digest, fault };
+        self.note(&error, Some(&model));
+        error
     }
 
     /// Lets a variant prepare itself, in a thread of its own, when the first of its files is opened.

@@ -43,7 +43,9 @@ fn text(report: &VerifyReport) -> String {
     let mut text = String::new();
     for damage in &report.damaged {
         let what = damage.digest.map_or_else(|| "manifest".into(), |digest| format!("blob {digest}"));
-        text += &format!("{what}: {}; it hurts {}\n", damage.fault, damage.models.join(", "));
+        let holds =
+            if damage.holds.is_empty() { String::new() } else { format!("; it holds {}", damage.holds.join(", ")) };
+        text += &format!("{what}: {}; it hurts {}{holds}\n", damage.fault, damage.models.join(", "));
     }
     let verdict = match report.damaged.len() as u64 {
         0 => "no damage".into(),

@@ -5,7 +5,6 @@
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -22,7 +21,7 @@ use fuser::{
 };
 
 use super::errno::{Complaints, errno};
-use super::passthrough::Passthrough;
+use super::passthrough::{Opening, Passthrough};
 use super::readpath::{Mode, ReadPath};
 use super::{machine, readpath, sys};
 use crate::error::{Error, Result};
@@ -54,7 +53,7 @@ pub struct Fuse {
     /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
     listings: DashMap<u64, Arc<Listing>>,
     next_listing: AtomicU64,
-    passthrough: Passthrough<BackingId>,
+    passthrough: Arc<Passthrough<BackingId>>,
     readpath: ReadPath,
     complaints: Arc<Complaints>,
 }
@@ -67,10 +66,15 @@ impl Fuse {
             owner: sys::owner(),
             listings: DashMap::new(),
             next_listing: AtomicU64::new(1),
-            passthrough: Passthrough::default(),
+            passthrough: Arc::default(),
             readpath: ReadPath::new(mode),
             complaints: Arc::default(),
         }
+    }
+
+    /// The files that the kernel reads past us.
+    pub fn passthrough(&self) -> Arc<Passthrough<BackingId>> {
+        self.passthrough.clone()
     }
 
     /// Asks the kernel for passthrough, if that can come to anything.
@@ -86,10 +90,6 @@ impl Fuse {
         let depth = if machine::is_stacked(self.vfs.store().root()) { 2 } else { 1 };
         config.set_max_stack_depth(depth).map_err(|_| "this kernel allows no stacking")?;
         Ok(())
-    }
-
-    fn backing(&self, ino: INodeNo, blob: &File, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
-        self.passthrough.open(&self.vfs, ino.0, blob, |file| reply.open_backing(file))
     }
 
     /// Runs one request. A panic is answered as damage: it would otherwise end the thread, and with the last the mount.
@@ -280,13 +280,17 @@ impl Filesystem for Fuse {
         if flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & libc::O_TRUNC != 0 {
             return reply.error(Errno::EROFS);
         }
-        let blob = || self.passthrough.is_on().then(|| self.vfs.whole_blob(ino.0)).flatten();
-        match self.ask("open", ino, |vfs| vfs.open(ino.0).map(|()| blob())) {
-            Ok(None) => reply.opened(FileHandle(0), self.readpath.flags()),
-            Ok(Some(blob)) => match self.backing(ino, &blob, &reply) {
-                Some(backing) => reply.opened_passthrough(FileHandle(COUNTED), passthrough_flags(flags), &backing),
-                None => reply.opened(FileHandle(COUNTED), self.readpath.flags()),
-            },
+        let opening = self.ask("open", ino, |vfs| {
+            vfs.open(ino.0)?;
+            let opening = self.passthrough.open(vfs, ino.0, |blob| reply.open_backing(blob));
+            opening.inspect_err(|_| vfs.release(ino.0))
+        });
+        match opening {
+            Ok(Opening::Served) => reply.opened(FileHandle(0), self.readpath.flags()),
+            Ok(Opening::Counted) => reply.opened(FileHandle(COUNTED), self.readpath.flags()),
+            Ok(Opening::Backed(backing)) => {
+                reply.opened_passthrough(FileHandle(COUNTED), passthrough_flags(flags), &backing);
+            }
             Err(errno) => reply.error(errno),
         }
     }
@@ -342,7 +346,7 @@ impl Filesystem for Fuse {
         reply: ReplyEmpty,
     ) {
         if fh.0 & COUNTED != 0 {
-            self.passthrough.release(ino.0);
+            self.passthrough.release(&self.vfs, ino.0);
         }
         self.vfs.release(ino.0);
         reply.ok();

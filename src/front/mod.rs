@@ -12,5 +12,6 @@ pub mod passthrough;
 pub mod readpath;
 pub mod fuse;
 pub mod watch;
+pub mod lookout;
 pub mod session;
 pub mod daemon;

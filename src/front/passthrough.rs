@@ -5,15 +5,19 @@
 //! the backing goes with the last of them. Registering a backing needs CAP_SYS_ADMIN; a store on a stacked file
 //! system, or on another FUSE, can be refused. Then the file is served like any other.
 //!
-//! A blob is immutable by contract. One that is cut off while it is open behaves as the plain file would.
+//! A blob is immutable by contract. One that is cut off while it is open behaves as the plain file would: reads end
+//! early, maps fault. The kernel offers no way to take a backing back, so such a blob is looked for, told of, and not
+//! given to anyone who opens it anew.
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
-use dashmap::DashMap;
+use dashmap::{DashMap, Entry};
 
+use crate::error::Result;
 use crate::vfs::Vfs;
 
 /// The key of the status under which it says whether files are passed through.
@@ -30,7 +34,56 @@ pub struct Passthrough<T> {
 struct Opened<T> {
     count: u64,
     /// `None` while it was first opened without.
-    backing: Option<Arc<T>>,
+    backed: Option<Backed<T>>,
+}
+
+/// A blob that the kernel reads, as it was when it was handed over.
+#[derive(Debug)]
+struct Backed<T> {
+    backing: Arc<T>,
+    blob: Arc<File>,
+    len: u64,
+    mtime: Option<SystemTime>,
+    /// Whether its fault was told.
+    told: bool,
+}
+
+impl<T> Backed<T> {
+    /// Whether the blob has become shorter or longer, or only other, and that in words.
+    fn fault(&self) -> Option<(bool, String)> {
+        let now = self.blob.metadata().ok()?;
+        match now.len() {
+            len if len != self.len => {
+                Some((true, format!("it has {len} bytes, not {}, since it was opened", self.len)))
+            }
+            _ if now.modified().ok() != self.mtime => Some((false, "it was written to while it was open".into())),
+            _ => None,
+        }
+    }
+
+    /// A fault that was not told yet.
+    fn news(&mut self) -> Option<String> {
+        let fault = if self.told { None } else { self.fault() };
+        self.told |= fault.is_some();
+        fault.map(|(_, words)| words)
+    }
+}
+
+/// How a file was opened.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Opening<T> {
+    /// Its reads are requests.
+    Served,
+    /// The same, and it is counted.
+    Counted,
+    /// It is counted, and the kernel reads this.
+    Backed(Arc<T>),
+}
+
+impl<T> Opened<T> {
+    fn opening(&self) -> Opening<T> {
+        self.backed.as_ref().map_or(Opening::Counted, |backed| Opening::Backed(backed.backing.clone()))
+    }
 }
 
 impl<T> Default for Passthrough<T> {
@@ -52,28 +105,77 @@ impl<T> Passthrough<T> {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Counts an open of `ino`, whose blob is `blob`; returns what the kernel is to read in our place.
+    /// Opens `ino`; what is counted is followed by a call of [`Passthrough::release`].
     ///
-    /// Every call is followed by one of [`Passthrough::release`].
-    pub fn open(&self, vfs: &Vfs, ino: u64, blob: &File, register: impl Fn(&File) -> io::Result<T>) -> Option<Arc<T>> {
-        let first = || match register(blob) {
-            Ok(backing) => Some(Arc::new(backing)),
+    /// # Errors
+    /// The file is open already, and its blob has another length by now.
+    pub fn open(&self, vfs: &Vfs, ino: u64, register: impl Fn(&File) -> io::Result<T>) -> Result<Opening<T>> {
+        if !self.is_on() || !vfs.is_whole_blob(ino) {
+            return Ok(Opening::Served);
+        }
+        self.count(vfs, ino, || vfs.whole_blob(ino), register).map_err(|fault| vfs.damaged(ino, fault))
+    }
+
+    fn count(
+        &self,
+        vfs: &Vfs,
+        ino: u64,
+        blob: impl FnOnce() -> Option<Arc<File>>,
+        register: impl Fn(&File) -> io::Result<T>,
+    ) -> Result<Opening<T>, String> {
+        // Opened before the table is locked: a store can take its time.
+        let blob = if self.opened.contains_key(&ino) { None } else { blob() };
+        match self.opened.entry(ino) {
+            Entry::Vacant(entry) => {
+                let backed = blob.and_then(|blob| self.back(vfs, blob, register));
+                Ok(entry.insert(Opened { count: 1, backed }).opening())
+            }
+            Entry::Occupied(mut entry) => {
+                let opened = entry.get_mut();
+                if let Some(backed) = &mut opened.backed
+                    && let Some((true, fault)) = backed.fault()
+                {
+                    backed.told = true;
+                    return Err(fault);
+                }
+                opened.count += 1;
+                Ok(opened.opening())
+            }
+        }
+    }
+
+    fn back(&self, vfs: &Vfs, blob: Arc<File>, register: impl Fn(&File) -> io::Result<T>) -> Option<Backed<T>> {
+        let metadata = blob.metadata().ok()?;
+        match register(&blob) {
+            Ok(backing) => {
+                let (len, mtime) = (metadata.len(), metadata.modified().ok());
+                Some(Backed { backing: Arc::new(backing), blob, len, mtime, told: false })
+            }
             Err(error) => {
                 self.refused(vfs, &error);
                 None
             }
-        };
-        let mut opened = self.opened.entry(ino).or_insert_with(|| Opened { count: 0, backing: first() });
-        opened.count += 1;
-        opened.backing.clone()
+        }
     }
 
     /// The reverse of [`Passthrough::open`].
-    pub fn release(&self, ino: u64) {
+    pub fn release(&self, vfs: &Vfs, ino: u64) {
+        let mut news = None;
         if let Some(mut opened) = self.opened.get_mut(&ino) {
             opened.count -= 1;
+            news = opened.backed.as_mut().and_then(Backed::news);
         }
         self.opened.remove_if(&ino, |_, opened| opened.count == 0);
+        news.into_iter().for_each(|fault| _ = vfs.damaged(ino, fault));
+    }
+
+    /// Looks whether blobs that the kernel reads have changed, and tells of those that have.
+    pub fn look(&self, vfs: &Vfs) {
+        let news = |mut opened: dashmap::mapref::multiple::RefMutMulti<'_, u64, Opened<T>>| {
+            Some((*opened.key(), opened.backed.as_mut()?.news()?))
+        };
+        let news: Vec<_> = self.opened.iter_mut().filter_map(news).collect();
+        news.into_iter().for_each(|(ino, fault)| _ = vfs.damaged(ino, fault));
     }
 
     fn refused(&self, vfs: &Vfs, error: &io::Error) {
@@ -101,20 +203,27 @@ mod tests {
         status[FACT].as_str().unwrap().to_owned()
     }
 
+    fn open(
+        passthrough: &Passthrough<&'static str>,
+        vfs: &Vfs,
+        register: impl Fn(&File) -> io::Result<&'static str>,
+    ) -> Opening<&'static str> {
+        passthrough.count(vfs, 7, || tempfile::tempfile().ok().map(Arc::new), register).unwrap()
+    }
+
     #[test]
     fn opens_of_an_inode_share_a_backing_that_goes_with_the_last() {
         let (_place, vfs) = empty();
-        let blob = tempfile::tempfile().unwrap();
         let passthrough = Passthrough::default();
         passthrough.begin(&vfs, Ok(()));
-        let first = passthrough.open(&vfs, 7, &blob, |_| Ok("a")).unwrap();
-        let second = passthrough.open(&vfs, 7, &blob, |_| panic!("registered twice")).unwrap();
-        assert!(Arc::ptr_eq(&first, &second));
+        let Opening::Backed(first) = open(&passthrough, &vfs, |_| Ok("a")) else { panic!("not backed") };
+        let second = open(&passthrough, &vfs, |_| panic!("registered twice"));
+        assert!(matches!(&second, Opening::Backed(second) if Arc::ptr_eq(&first, second)));
         let kept = Arc::downgrade(&first);
         drop((first, second));
-        passthrough.release(7);
+        passthrough.release(&vfs, 7);
         assert!(kept.upgrade().is_some());
-        passthrough.release(7);
+        passthrough.release(&vfs, 7);
         assert!(kept.upgrade().is_none());
         assert_eq!(fact(&vfs), "on");
     }
@@ -122,25 +231,39 @@ mod tests {
     #[test]
     fn a_file_that_is_open_without_stays_without() {
         let (_place, vfs) = empty();
-        let blob = tempfile::tempfile().unwrap();
         let passthrough = Passthrough::default();
         passthrough.begin(&vfs, Ok(()));
-        assert!(passthrough.open(&vfs, 7, &blob, |_| Err(io::ErrorKind::TooManyLinks.into())).is_none());
+        let refused = open(&passthrough, &vfs, |_| Err(io::ErrorKind::TooManyLinks.into()));
+        assert_eq!(refused, Opening::Counted);
         assert!(passthrough.is_on());
         assert!(fact(&vfs).starts_with("in part"));
-        assert!(passthrough.open(&vfs, 7, &blob, |_| Ok("a")).is_none());
-        passthrough.release(7);
-        passthrough.release(7);
-        assert!(passthrough.open(&vfs, 7, &blob, |_| Ok("a")).is_some());
+        assert_eq!(open(&passthrough, &vfs, |_| Ok("a")), Opening::Counted);
+        passthrough.release(&vfs, 7);
+        passthrough.release(&vfs, 7);
+        assert!(matches!(open(&passthrough, &vfs, |_| Ok("a")), Opening::Backed(_)));
+    }
+
+    #[test]
+    fn a_blob_that_is_cut_while_it_is_open_is_not_opened_again() {
+        let (_place, vfs) = empty();
+        let blob = Arc::new(tempfile::tempfile().unwrap());
+        blob.set_len(100).unwrap();
+        let passthrough = Passthrough::default();
+        passthrough.begin(&vfs, Ok(()));
+        let open = || passthrough.count(&vfs, 7, || Some(blob.clone()), |_| Ok("a"));
+        assert!(matches!(open(), Ok(Opening::Backed(_))));
+        blob.set_len(60).unwrap();
+        assert!(open().is_err_and(|fault| fault.contains("60 bytes, not 100")));
+        passthrough.release(&vfs, 7);
+        assert!(passthrough.opened.is_empty());
     }
 
     #[test]
     fn one_refusal_for_want_of_rights_is_enough() {
         let (_place, vfs) = empty();
-        let passthrough = Passthrough::<()>::default();
+        let passthrough = Passthrough::default();
         passthrough.begin(&vfs, Ok(()));
-        let blob = tempfile::tempfile().unwrap();
-        assert!(passthrough.open(&vfs, 7, &blob, |_| Err(io::ErrorKind::PermissionDenied.into())).is_none());
+        assert_eq!(open(&passthrough, &vfs, |_| Err(io::ErrorKind::PermissionDenied.into())), Opening::Counted);
         assert!(!passthrough.is_on());
         assert!(fact(&vfs).contains("CAP_SYS_ADMIN"));
     }

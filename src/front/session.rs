@@ -10,6 +10,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::fuse::Fuse;
+use super::lookout::Lookout;
 use super::mounts::{self, Mounted};
 use super::readpath::Mode;
 use super::watch::Watch;
@@ -39,6 +40,7 @@ pub struct Session {
     store: PathBuf,
     signals: Option<Signals>,
     serving: Option<JoinHandle<io::Result<()>>>,
+    _lookout: Lookout,
 }
 
 impl Session {
@@ -50,12 +52,14 @@ impl Session {
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;
         let config = config(options, &store);
         let fuse = Fuse::new(Arc::clone(&vfs), options.read);
+        let passthrough = fuse.passthrough();
         let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
         let serving = serve(session).at(&mountpoint)?;
         readpath::read_ahead(&vfs, &mountpoint);
         let place = Place::of(mountpoint)?;
+        let lookout = Lookout::start(Arc::clone(&vfs), passthrough)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
-        Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving) })
+        Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving), _lookout: lookout })
     }
 
     /// Serves until it is unmounted, by a signal or from outside. A second signal ends the process at once.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::{Found, Store};
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
+use crate::format::ollama::Layer;
 
 /// What `verify` found.
 #[derive(Debug, Default, serde::Serialize)]
@@ -28,37 +29,61 @@ pub struct Damage {
     pub fault: String,
     /// The models that it hurts.
     pub models: Vec<String>,
+    /// The tensors and files that it holds, a few of them, by name.
+    pub holds: Vec<String>,
+}
+
+/// Who needs a blob, and for what.
+#[derive(Debug, Clone, Default)]
+struct Users {
+    models: Vec<String>,
+    holds: Vec<String>,
+}
+
+impl Users {
+    /// A blob can go by very many names; so many of them say what it is.
+    const NAMES: usize = 4;
+
+    fn add(&mut self, model: &str, layer: &Layer) {
+        if self.models.last().is_none_or(|last| last != model) {
+            self.models.push(model.to_owned());
+        }
+        let what = if layer.is_tensor() { "tensor" } else { "file" };
+        let name = format!("{what} {:?}", layer.name);
+        if !layer.name.is_empty() && self.holds.len() < Self::NAMES && !self.holds.contains(&name) {
+            self.holds.push(name);
+        }
+    }
 }
 
 impl Store {
     /// Hashes the blobs of these models, on all cores; `advance` is told of the bytes done.
     pub fn verify(&self, models: &[Found], advance: &(dyn Fn(u64) + Sync)) -> Result<VerifyReport> {
         let mut report = VerifyReport::default();
-        let mut users: BTreeMap<(Digest, u64), Vec<String>> = BTreeMap::new();
+        let mut users: BTreeMap<(Digest, u64), Users> = BTreeMap::new();
         for found in models {
             let model = found.name.to_string();
             match self.manifest(found) {
                 Ok(manifest) => {
                     for layer in manifest.blobs() {
-                        let users = users.entry((layer.digest, layer.size)).or_default();
-                        if users.last() != Some(&model) {
-                            users.push(model.clone());
-                        }
+                        users.entry((layer.digest, layer.size)).or_default().add(&model, layer);
                     }
                 }
                 Err(error) => {
-                    report.damaged.push(Damage { digest: None, fault: error.to_string(), models: vec![model] });
+                    let (fault, models) = (error.to_string(), vec![model]);
+                    report.damaged.push(Damage { digest: None, fault, models, holds: Vec::new() });
                 }
             }
         }
-        let blobs: Vec<((Digest, u64), Vec<String>)> = users.into_iter().collect();
+        let blobs: Vec<((Digest, u64), Users)> = users.into_iter().collect();
         let (next, bytes, damaged) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
         let worker = || {
-            while let Some(((digest, size), models)) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            while let Some(((digest, size), users)) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                 match self.check_blob(digest, *size, advance) {
                     Ok(()) => _ = bytes.fetch_add(*size, Ordering::Relaxed),
                     Err(fault) => {
-                        let damage = Damage { digest: Some(*digest), fault, models: models.clone() };
+                        let Users { models, holds } = users.clone();
+                        let damage = Damage { digest: Some(*digest), fault, models, holds };
                         damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(damage);
                     }
                 }
