@@ -232,6 +232,15 @@ impl ExtentMap {
         Extent { start, len, bytes }
     }
 
+    /// The blobs that the file is made of, each as often as it has extents.
+    pub fn digests(&self) -> impl Iterator<Item = Digest> {
+        self.sources.iter().filter_map(|source| match *source {
+            Source::Blob(digest, _) => Some(digest),
+            Source::Computed(index, _) => Some(self.computed[index].digest),
+            Source::Inline(_) | Source::Zeros => None,
+        })
+    }
+
     /// About how many bytes of memory the map takes.
     pub fn memory(&self) -> u64 {
         64 * self.starts.len() as u64 + self.inline.len() as u64 + 256 * self.computed.len() as u64 + 128

@@ -6,7 +6,7 @@
 mod status;
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -15,11 +15,12 @@ use std::time::SystemTime;
 use dashmap::DashMap;
 use serde_json::Value;
 
+use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::layout;
 use crate::meter::{Metered, Meters};
 use crate::prepare::{prepare, surveyed};
-use crate::store::{Found, Lease, Store};
+use crate::store::{Found, Lease, RepairedFile, Store};
 use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, Union, number};
 
 pub use crate::tree::{Kind, ROOT};
@@ -191,6 +192,8 @@ pub struct Vfs {
     problems: Mutex<VecDeque<String>>,
     statuses: Mutex<VecDeque<Arc<Status>>>,
     listed: Arc<[String]>,
+    /// The damaged files of blobs that were replaced, as far as that was noticed.
+    repaired: RwLock<HashSet<RepairedFile>>,
 }
 
 impl Vfs {
@@ -202,6 +205,7 @@ impl Vfs {
     /// The same with these variants among the entries of directories; the others can only be looked up.
     pub fn listing(store: Arc<Store>, variants: &[String]) -> Result<Vfs> {
         let listed: Arc<[String]> = variants.into();
+        let repaired = RwLock::new(store.repairs().into_iter().collect());
         let tree = Tree::new(&store, store.find()?, None, listed.clone());
         let inodes = DashMap::new();
         inodes.insert(ROOT, Inode { parent: ROOT, what: What::Skeleton("".into()) });
@@ -218,6 +222,7 @@ impl Vfs {
             problems: Mutex::default(),
             statuses: Mutex::default(),
             listed,
+            repaired,
         })
     }
 
@@ -241,6 +246,42 @@ impl Vfs {
         let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(true)
+    }
+
+    /// Notices blobs that were repaired since the last look; returns the files whose bytes the front may have kept.
+    pub fn mend(&self) -> Result<Vec<u64>> {
+        let repairs = self.store.repairs();
+        let mut known = self.repaired.write().unwrap_or_else(PoisonError::into_inner);
+        let new: HashSet<Digest> =
+            repairs.iter().filter(|file| !known.contains(file)).map(|(digest, _)| *digest).collect();
+        known.extend(repairs);
+        drop(known);
+        if new.is_empty() {
+            return Ok(Vec::new());
+        }
+        new.iter().for_each(|digest| self.store.reopen(digest));
+        // What was planned from damaged headers and configs is planned anew.
+        let tree = Arc::new(Tree::new(&self.store, self.store.find()?, None, self.listed.clone()));
+        *self.tree.write().unwrap_or_else(PoisonError::into_inner) = tree;
+        let is_hurt = |node: &Node| match &node.body {
+            Body::Dir(_) => false,
+            Body::File(file) => file.content.digests().any(|digest| new.contains(&digest)),
+        };
+        // What is no longer in memory is not planned for this: it counts as hurt.
+        let hurt = |inode: &Inode| match &inode.what {
+            What::Node(handle) => handle.node.upgrade().is_none_or(|node| is_hurt(&node)),
+            _ => false,
+        };
+        Ok(self.inodes.iter().filter(|inode| hurt(inode)).map(|inode| *inode.key()).collect())
+    }
+
+    /// Whether this is the damaged file of a blob that was replaced.
+    pub fn is_replaced(&self, ino: u64, blob: u64) -> bool {
+        let known = self.repaired.read().unwrap_or_else(PoisonError::into_inner);
+        if known.is_empty() {
+            return false;
+        }
+        self.file(ino, |file| file.content.whole_blob()).is_some_and(|digest| known.contains(&(digest, blob)))
     }
 
     /// Adds a fact to the status, such as the front's number of threads.

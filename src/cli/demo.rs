@@ -18,7 +18,6 @@ use crate::error::{AtPath, Error, Result};
 use crate::front::checks;
 use crate::front::readpath::Mode;
 use crate::front::session::{MountOptions, Session};
-use crate::front::watch::Watch;
 use crate::sample::{LanguageModel, write_package};
 use crate::store::Store;
 use crate::store::import::{Options, import};
@@ -82,7 +81,7 @@ impl Demo {
             return Ok(());
         }
         print(&self.invitation())?;
-        let watch = Watch::start(vfs, &self.store)?;
+        let watch = session.watch()?;
         while !self.is_stopped() && !session.is_over() {
             thread::sleep(PULSE);
         }

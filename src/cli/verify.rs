@@ -1,20 +1,27 @@
 //! `wmount verify [MODEL...]`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
 use crate::error::Result;
 use crate::model::ModelName;
-use crate::store::VerifyReport;
 use crate::store::import::Progress;
+use crate::store::{Repaired, VerifyReport};
 
-/// Hash every blob and name the models that a damaged one hurts
+/// Hash every blob and name the models that a damaged one hurts; mend them if asked
 #[derive(Debug, clap::Args)]
 pub struct VerifyArgs {
     /// Only the blobs of these models
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
+    /// Get the bytes of damaged blobs back from wherever else the store has them
+    #[arg(long)]
+    repair: bool,
+    /// Look for them also here: another store, or original files (safetensors, mlpackage and so on)
+    #[arg(long, value_name = "DIR", requires = "repair")]
+    from: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -30,7 +37,13 @@ pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
     bar.begin(store.total_bytes(&models));
     let report = store.verify(&models, &|bytes| bar.advance(bytes));
     bar.finish();
-    let report = report?;
+    let mut report = report?;
+    if args.repair && !report.damaged.is_empty() {
+        let bar = Bar::new("looking for bytes");
+        let repaired = store.repair(&mut report, &args.from, &bar);
+        bar.finish();
+        repaired?;
+    }
     if args.json {
         print_json(&report)?
     } else {
@@ -41,6 +54,11 @@ pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
 
 fn text(report: &VerifyReport) -> String {
     let mut text = String::new();
+    for Repaired { damage, from } in &report.repaired {
+        let digest = damage.digest.map(|digest| digest.to_string()).unwrap_or_default();
+        text += &format!("blob {digest}: {}; repaired from {from}\n", damage.fault);
+    }
+    report.notes.iter().for_each(|note| text += &format!("not searched: {note}\n"));
     for damage in &report.damaged {
         let what = damage.digest.map_or_else(|| "manifest".into(), |digest| format!("blob {digest}"));
         let holds =
@@ -48,6 +66,7 @@ fn text(report: &VerifyReport) -> String {
         text += &format!("{what}: {}; it hurts {}{holds}\n", damage.fault, damage.models.join(", "));
     }
     let verdict = match report.damaged.len() as u64 {
+        0 if !report.repaired.is_empty() => format!("{} repaired", count(report.repaired.len() as u64, "blob")),
         0 => "no damage".into(),
         faults => count(faults, "damaged blob"),
     };

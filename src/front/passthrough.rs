@@ -11,6 +11,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
@@ -137,6 +138,11 @@ impl<T> Passthrough<T> {
                 {
                     backed.told = true;
                     return Err(fault);
+                }
+                if let Some(backed) = &opened.backed
+                    && backed.blob.metadata().is_ok_and(|found| vfs.is_replaced(ino, found.ino()))
+                {
+                    return Err("it is repaired, and somebody still has the damaged one open: close it there".into());
                 }
                 opened.count += 1;
                 Ok(opened.opening())

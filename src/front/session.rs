@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -40,6 +40,7 @@ pub struct Session {
     store: PathBuf,
     signals: Option<Signals>,
     serving: Option<JoinHandle<io::Result<()>>>,
+    notifier: Notifier,
     _lookout: Lookout,
 }
 
@@ -54,17 +55,18 @@ impl Session {
         let fuse = Fuse::new(Arc::clone(&vfs), options.read);
         let passthrough = fuse.passthrough();
         let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
+        let notifier = session.notifier();
         let serving = serve(session).at(&mountpoint)?;
         readpath::read_ahead(&vfs, &mountpoint);
         let place = Place::of(mountpoint)?;
         let lookout = Lookout::start(Arc::clone(&vfs), passthrough)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
-        Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving), _lookout: lookout })
+        Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving), notifier, _lookout: lookout })
     }
 
     /// Serves until it is unmounted, by a signal or from outside. A second signal ends the process at once.
     pub fn run(mut self) -> Result<()> {
-        let watch = Watch::start(Arc::clone(&self.vfs), &self.store)?;
+        let watch = self.watch()?;
         if let Some(signals) = self.signals.take() {
             let place = self.place.clone();
             thread::Builder::new().name("signals".into()).spawn(move || obey(signals, &place)).at(&self.store)?;
@@ -73,6 +75,14 @@ impl Session {
         drop(watch);
         tracing::info!("{} is unmounted", self.place.mountpoint.display());
         ended
+    }
+
+    /// Keeps what is shown up to date with the store until it is dropped.
+    pub fn watch(&self) -> Result<Watch> {
+        let notifier = self.notifier.clone();
+        // Fails if the kernel knows the file no longer, and then it keeps nothing of it.
+        let drop_pages = move |ino| _ = notifier.inval_inode(INodeNo(ino), 0, 0);
+        Watch::start(Arc::clone(&self.vfs), &self.store, drop_pages)
     }
 
     /// What is mounted.

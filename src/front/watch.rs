@@ -39,11 +39,14 @@ pub struct Watch {
 
 impl Watch {
     /// Watches the manifests of the store at `store` from a thread of its own.
-    pub fn start(vfs: Arc<Vfs>, store: &Path) -> Result<Watch> {
+    ///
+    /// `drop_pages` is called with each file of which the kernel may keep bytes that are known to be wrong.
+    pub fn start(vfs: Arc<Vfs>, store: &Path, drop_pages: impl Fn(u64) + Send + Sync + 'static) -> Result<Watch> {
         let (news, heard) = channel();
         let watch = Watch { news: news.clone() };
         let directory = store.join("manifests");
-        let work = move || keep_up(&vfs, &directory, &news, &heard);
+        let mend = mender(vfs.clone(), drop_pages);
+        let work = move || keep_up(&vfs, &mend, &directory, &news, &heard);
         thread::Builder::new().name("watch".into()).spawn(work).at(store)?;
         Ok(watch)
     }
@@ -56,7 +59,25 @@ impl Drop for Watch {
     }
 }
 
-fn keep_up(vfs: &Vfs, directory: &Path, news: &Sender<News>, heard: &Receiver<News>) {
+/// Takes notice of repaired blobs.
+fn mender(vfs: Arc<Vfs>, drop_pages: impl Fn(u64) + Send + Sync + 'static) -> impl Fn() {
+    let drop_pages = Arc::new(drop_pages);
+    move || match vfs.mend() {
+        Ok(hurt) if hurt.is_empty() => {}
+        Ok(hurt) => {
+            tracing::info!("blobs of the store were repaired; {} files are read anew", hurt.len());
+            // The kernel waits for pages that are being read, and those may wait for a store that does not answer.
+            let drop_pages = drop_pages.clone();
+            let work = move || hurt.into_iter().for_each(|ino| drop_pages(ino));
+            if let Err(error) = thread::Builder::new().name("mend".into()).spawn(work) {
+                tracing::error!("repaired blobs may be shown as they were: {error}");
+            }
+        }
+        Err(error) => tracing::error!("repaired blobs may be shown as they were: {error}"),
+    }
+}
+
+fn keep_up(vfs: &Vfs, mend: &dyn Fn(), directory: &Path, news: &Sender<News>, heard: &Receiver<News>) {
     let mut watcher = None;
     let mut told = false;
     let mut trouble = None;
@@ -66,6 +87,7 @@ fn keep_up(vfs: &Vfs, directory: &Path, news: &Sender<News>, heard: &Receiver<Ne
             _ => {
                 watcher = watch(directory, news.clone());
                 // A model may have come before the watch was set.
+                mend();
                 refresh(vfs, &mut trouble);
             }
         }
@@ -78,10 +100,12 @@ fn keep_up(vfs: &Vfs, directory: &Path, news: &Sender<News>, heard: &Receiver<Ne
             None => heard.recv_timeout(POLL),
         };
         match first {
-            Ok(News::Changed) if settled(heard) => refresh(vfs, &mut trouble),
-            Err(RecvTimeoutError::Timeout) => refresh(vfs, &mut trouble),
+            Ok(News::Changed) if settled(heard) => {}
+            Err(RecvTimeoutError::Timeout) => {}
             _ => return,
         }
+        mend();
+        refresh(vfs, &mut trouble);
     }
 }
 

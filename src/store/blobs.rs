@@ -50,6 +50,12 @@ impl BlobFiles {
         };
         self.open.get_or_insert_with(digest, open).map_err(|error| damaged(digest, &error))
     }
+
+    /// Closes a blob, and drops what was computed from any: what is there now is opened when it is read next.
+    pub fn forget(&self, digest: &Digest) {
+        self.open.remove(digest);
+        self.memos.forget();
+    }
 }
 
 fn damaged(digest: &Digest, error: &io::Error) -> Error {

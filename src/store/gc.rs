@@ -107,6 +107,8 @@ impl Store {
             }
         }
         sync_dir(&dir)?;
+        // What stood where a blob belongs, put there by a repair.
+        let _ = fs::remove_dir_all(self.own_path("aside")?);
         if report.removed > 0 {
             // Which blob a memo speaks of is not in its name; those still needed are made again.
             let _ = fs::remove_dir_all(self.own_path("memo")?);

@@ -133,7 +133,7 @@ impl Store {
         Some(Foreign { manifest, blobs })
     }
 
-    fn tensors_of(&self, layer: &Layer, tensors: &mut Vec<Tensor>, defects: &mut Vec<Defect>) {
+    pub(super) fn tensors_of(&self, layer: &Layer, tensors: &mut Vec<Tensor>, defects: &mut Vec<Defect>) {
         let read = match &layer.shape {
             Some(shape) => described(layer, shape).map(|tensor| vec![tensor]),
             None => self.header_of(layer),

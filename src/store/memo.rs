@@ -63,6 +63,11 @@ impl Memos {
         })
     }
 
+    /// Lets go of what is held in memory.
+    pub fn forget(&self) {
+        self.held.clear();
+    }
+
     fn write(&self, path: &Path, key: &str, result: &[u8]) -> std::io::Result<()> {
         // Not with its parents: into a store that wmount never wrote to nothing is written unasked.
         match fs::create_dir(&self.dir) {

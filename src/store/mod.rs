@@ -14,6 +14,7 @@ mod gc;
 pub mod import;
 mod load;
 mod memo;
+mod repair;
 mod stage;
 mod verify;
 
@@ -30,6 +31,7 @@ use crate::model::ModelName;
 
 pub use blobs::BlobFiles;
 pub use gc::{GcReport, Lease};
+pub use repair::{Repaired, RepairedFile};
 pub use verify::{Damage, VerifyReport};
 
 /// A store.
@@ -137,6 +139,11 @@ impl Store {
     /// A blob's own file, for a reader that needs no extent map.
     pub fn blob_file(&self, digest: &Digest) -> Result<Arc<File>> {
         self.blobs.open(digest)
+    }
+
+    /// Reads a blob anew from the file that has its name now.
+    pub fn reopen(&self, digest: &Digest) {
+        self.blobs.forget(digest);
     }
 
     /// A file or directory below `.wmount/`, whose directory is made.

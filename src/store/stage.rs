@@ -1,6 +1,6 @@
 //! Writing blobs: to temporary files in the store, hashed while written, made durable together, then renamed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -22,6 +22,8 @@ const BATCH: u64 = 4 << 30;
 pub(super) struct Stage<'a> {
     store: &'a Store,
     dir: PathBuf,
+    /// If it is there, only these blobs are taken, with their lengths, whatever the store has in their places.
+    waited: Option<HashMap<Digest, u64>>,
     state: Mutex<State>,
 }
 
@@ -41,6 +43,11 @@ pub(super) struct Draft {
 }
 
 impl Draft {
+    /// The digest of the bytes so far.
+    pub fn digest(&self) -> Digest {
+        self.hasher.clone().finish()
+    }
+
     /// Appends bytes.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.hasher.update(bytes);
@@ -57,13 +64,39 @@ impl<'a> Stage<'a> {
             fs::remove_dir_all(&dir).at(&dir)?;
         }
         fs::create_dir(&dir).at(&dir)?;
-        Ok(Stage { store, dir, state: Mutex::default() })
+        Ok(Stage { store, dir, waited: None, state: Mutex::default() })
+    }
+
+    /// Begins, to take these blobs alone, each in the place of a damaged one. They stay once they have their names.
+    pub fn replacing(store: &'a Store, lock: &Lock, waited: HashMap<Digest, u64>) -> Result<Stage<'a>> {
+        let mut stage = Stage::new(store, lock)?;
+        stage.waited = Some(waited);
+        stage.keep();
+        Ok(stage)
+    }
+
+    /// Whether most of what it is given is not taken.
+    pub fn is_choosy(&self) -> bool {
+        self.waited.is_some()
+    }
+
+    /// Whether one of the blobs that it is to take has this length.
+    pub fn waits_for(&self, len: u64) -> bool {
+        self.waited.iter().flat_map(HashMap::values).any(|&waited| waited == len)
+    }
+
+    /// The blobs that are written and have no names yet.
+    pub fn staged(&self) -> HashSet<Digest> {
+        self.lock().staged.keys().copied().collect()
     }
 
     /// Whether the store has the blob, with this length, or will have it.
     pub fn has(&self, digest: &Digest, len: u64) -> bool {
         if self.lock().staged.contains_key(digest) {
             return true;
+        }
+        if let Some(waited) = &self.waited {
+            return !waited.contains_key(digest);
         }
         match fs::metadata(self.store.blob_path(digest)) {
             Ok(metadata) if metadata.is_file() && metadata.len() == len => true,
@@ -190,11 +223,25 @@ impl<'a> Stage<'a> {
         sync_files(&self.dir, &paths)?;
         for (digest, temporary) in std::mem::take(&mut state.staged) {
             let path = self.store.blob_path(&digest);
+            if self.waited.is_some() && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+                self.put_aside(&path)?;
+            }
             temporary.persist(&path).map_err(|error| Error::io(&path, error.error))?;
             state.renamed.push(path);
         }
         state.staged_bytes = 0;
         sync_dir(&self.store.root.join("blobs"))
+    }
+}
+
+impl Stage<'_> {
+    /// Takes a directory away that stands where a blob belongs; a file is replaced as it is.
+    fn put_aside(&self, path: &Path) -> Result<()> {
+        let aside = self.store.own_path("aside")?;
+        fs::create_dir_all(&aside).at(&aside)?;
+        let now = crate::model::to_unix(std::time::SystemTime::now()).0;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        fs::rename(path, aside.join(format!("{name}.{now}"))).at(path)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::{Found, Store};
+use super::{Found, Repaired, Store};
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
 use crate::format::ollama::Layer;
@@ -18,6 +18,22 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// What is wrong.
     pub damaged: Vec<Damage>,
+    /// What was wrong and is mended.
+    pub repaired: Vec<Repaired>,
+    /// Why a place could not be searched for bytes.
+    pub notes: Vec<String>,
+}
+
+impl VerifyReport {
+    /// Moves what is mended to the repaired; `mended` says from where.
+    pub(super) fn settle(&mut self, mended: impl Fn(&Digest, u64) -> Option<String>) {
+        for damage in std::mem::take(&mut self.damaged) {
+            match damage.digest.and_then(|digest| mended(&digest, damage.size)) {
+                Some(from) => self.repaired.push(Repaired { damage, from }),
+                None => self.damaged.push(damage),
+            }
+        }
+    }
 }
 
 /// A blob or manifest that is not what it should be.
@@ -25,6 +41,8 @@ pub struct VerifyReport {
 pub struct Damage {
     /// The blob; `None` for a manifest that cannot be read.
     pub digest: Option<Digest>,
+    /// The length that the manifests say, in bytes.
+    pub size: u64,
     /// What is wrong with it.
     pub fault: String,
     /// The models that it hurts.
@@ -71,7 +89,7 @@ impl Store {
                 }
                 Err(error) => {
                     let (fault, models) = (error.to_string(), vec![model]);
-                    report.damaged.push(Damage { digest: None, fault, models, holds: Vec::new() });
+                    report.damaged.push(Damage { digest: None, size: 0, fault, models, holds: Vec::new() });
                 }
             }
         }
@@ -83,7 +101,7 @@ impl Store {
                     Ok(()) => _ = bytes.fetch_add(*size, Ordering::Relaxed),
                     Err(fault) => {
                         let Users { models, holds } = users.clone();
-                        let damage = Damage { digest: Some(*digest), fault, models, holds };
+                        let damage = Damage { digest: Some(*digest), size: *size, fault, models, holds };
                         damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(damage);
                     }
                 }
@@ -106,7 +124,7 @@ impl Store {
     }
 
     /// Why a blob is damaged, if it is.
-    fn check_blob(&self, digest: &Digest, size: u64, advance: &(dyn Fn(u64) + Sync)) -> Result<(), String> {
+    pub(super) fn check_blob(&self, digest: &Digest, size: u64, advance: &(dyn Fn(u64) + Sync)) -> Result<(), String> {
         let say = |error: Error| match error {
             Error::Damaged { fault, .. } => fault,
             other => other.to_string(),

@@ -12,6 +12,7 @@ mod gguf;
 mod piece;
 mod pieces;
 mod plan;
+mod salvage;
 mod scan;
 
 use std::collections::HashSet;
@@ -25,6 +26,7 @@ use crate::model::{Model, ModelName};
 use plan::SourcePlan;
 
 pub use copy::{CopyOptions, CopyReport, copy, is_store};
+pub(super) use salvage::salvage;
 
 /// Bytes read at a time: large enough that the system calls do not show, small enough to stay in a core's cache.
 const CHUNK: usize = 1 << 20;

@@ -60,7 +60,8 @@ pub(super) fn store_all(
     for (source, plan) in plans.iter().enumerate() {
         for (file, (found, pieces)) in plan.scan.files.iter().zip(&plan.pieces).enumerate() {
             for (at, piece) in pieces.iter().enumerate() {
-                let hash_first = likeness(piece, &found.path).is_some_and(|likeness| !expected.insert(likeness));
+                let likely = likeness(piece, &found.path).is_some_and(|likeness| !expected.insert(likeness));
+                let hash_first = likely || stage.is_choosy();
                 let index = (source, file, at);
                 jobs.push(Job { index, found, piece, hash_first });
             }
