@@ -60,7 +60,9 @@ fn wait_for_end(pid: u32) {
     // The state follows the name in parentheses. A zombie has closed its files, which a process without an entry in
     // its table of files has not yet.
     let state = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']));
-    let runs = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(state);
+    // Its first thread can be a zombie before the others have ended, and the last of them closes the files.
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let runs = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(state) || threads() > 1;
     while began.elapsed() < PATIENCE && runs() {
         std::thread::sleep(Duration::from_millis(2));
     }
