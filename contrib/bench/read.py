@@ -2,18 +2,23 @@
 """Reads the same bytes in every way, from a mount and from what one could use instead, in one run.
 
     contrib/bench/read.py [--size MB] [--rounds N] [--peers A,B] [--readers A,B] [--states A,B] [--files A,B]
-                          [--disk DIR] [--python PYTHON] [--json FILE] [--markdown FILE] [--svg FILE]
+                          [--disk DIR] [--fs xfs|btrfs|ext4] [--python PYTHON]
+                          [--json FILE] [--markdown FILE] [--svg FILE]
 
 Every sample has a fresh mount. Within a round all peers take turns, so that a figure and its neighbours saw the same
 machine; ratios are taken against the plain file of the same round, and the table has medians of them.
 
 States: `cold`, with the page cache dropped (root); `first`, with the stored bytes in the page cache but the mount
 not yet read; `second`, the same again. Peers: `plain`; `wmount`, `wmount:cache` and `wmount:direct`, the mount and its
-modes; `bindfs` and `mergerfs` over the plain files (Debian's packages); `ratarmount` over a tar of them (PyPI).
-Real loaders (mlx, safetensors) need --python, an interpreter that has them. What is not installed is left out, and named.
+modes; `bindfs` and `mergerfs` over the plain files (Debian's packages); `ratarmount` over a tar of them (PyPI, the
+version of requirements.txt). The plain file of a computed one is what `wmount export` writes. Real loaders (mlx, safetensors, coremltools)
+need --python, an interpreter that has them. What is not installed is left out, and named. --fs makes a file system of
+that kind in a file and works there (root).
 """
 
 import argparse
+import array
+import contextlib
 import json
 import os
 import platform
@@ -35,11 +40,24 @@ BINARY = Path(os.environ.get("WMOUNT", REPOSITORY / "target/release/wmount")).re
 MB = 1_000_000
 STATES = ["cold", "first", "second"]
 PEERS = ["plain", "wmount", "bindfs", "mergerfs", "ratarmount"]
-FILES = {"whole": "weights.bin", "large": "large.safetensors", "small": "small.safetensors"}
+FILES = {
+    "whole": "weights.bin",
+    "large": "large.safetensors",
+    "small": "small.safetensors",
+    "computed": "computed.amb",
+    "coreml": "weight.bin",
+}
+# Where the mount has them, if not in the imported directory.
+ELSEWHERE = {
+    "computed": "amb/floats/latest@f16.amb",
+    "coreml": "coreml/net/latest/net.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
+}
 WHAT = {
     "whole": "a file that is one blob",
     "large": "composed of a few large tensors",
     "small": "composed of many 4 KiB tensors",
+    "computed": "fp16, computed from fp32",
+    "coreml": "the weights of a Core ML package",
 }
 
 
@@ -68,6 +86,32 @@ def write_random(f, length: int):
         length -= min(length, 16 * MB)
 
 
+def write_floats(path: Path, count: int):
+    """Fp32 tensors with values that fp16 has: small integers times a power of two."""
+    header, at, width = {}, 0, 4 * (1 << 22)
+    count = max(1, count * 4 // width)
+    for i in range(count):
+        header[f"floats.{i}"] = {"dtype": "F32", "shape": [1 << 11, 1 << 11], "data_offsets": [at, at + width]}
+        at += width
+    text = json.dumps(header).encode()
+    values = array.array("f", (((i * 2654435761) % 1021 - 510) / 256 for i in range(1 << 16)))
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for i in range(count):
+            values[0] = i
+            f.write(values.tobytes() * (width // (values.itemsize * len(values))))
+
+
+def write_package(path: Path, python: str, size: int):
+    """A Core ML package of coremltools' own making."""
+    script = (
+        "import sys, numpy as np; sys.path.insert(0, sys.argv[1]); import coreml;"
+        "rng = np.random.default_rng(1); n = max(2, int(sys.argv[3]) // (4 * coreml.WIDTH ** 2));"
+        "coreml.convert(8, [rng.standard_normal((coreml.WIDTH,) * 2, dtype=np.float32) for _ in range(n)]).save(sys.argv[2])"
+    )
+    run(python, "-c", script, Path(__file__).parent, path, size)
+
+
 def make_files(plain: Path, size: int):
     plain.mkdir()
     with open(plain / FILES["whole"], "wb") as f:
@@ -81,13 +125,25 @@ def make_files(plain: Path, size: int):
 class Bench:
     """The stored bytes, in each peer's form, and what mounts them."""
 
-    def __init__(self, work: Path, size: int, peers: list[str]):
+    def __init__(self, work: Path, size: int, peers: list[str], files: list[str], python: str | None):
         self.work, self.plain, self.at = work, work / "plain", work / "mnt"
         self.at.mkdir()
         make_files(self.plain, size)
         self.store, self.tar = work / "store", work / "files.tar"
-        if any(peer.startswith("wmount") for peer in peers):
-            run(BINARY, "-s", self.store, "import", self.plain, "-n", "bench")
+        run(BINARY, "-s", self.store, "import", self.plain, "-n", "bench")
+        if "computed" in files:
+            (work / "floats").mkdir()
+            write_floats(work / "floats/model.safetensors", size // 2)
+            run(BINARY, "-s", self.store, "import", work / "floats", "-n", "floats")
+            shutil.rmtree(work / "floats")
+            run(BINARY, "-s", self.store, "export", ELSEWHERE["computed"], self.plain / FILES["computed"])
+        if "coreml" in files:
+            package = work / "net.mlpackage"
+            write_package(package, python, size)
+            run(BINARY, "-s", self.store, "import", package, "-n", "net")
+            (package / "Data/com.apple.CoreML/weights/weight.bin").rename(self.plain / FILES["coreml"])
+            shutil.rmtree(package)
+        os.sync()
         if "ratarmount" in peers:
             run("tar", "-C", self.plain, "-cf", self.tar, ".")
             self.tool = shutil.which("ratarmount")
@@ -105,19 +161,22 @@ class Bench:
         for path in self.stored(peer):
             readers.sequential(path, readers.MIB)
 
-    def mount(self, peer: str) -> Path:
-        """Mounts, and returns where the files are."""
+    def mount(self, peer: str):
         name, _, mode = peer.partition(":")
-        if name == "plain":
-            return self.plain
         if name == "wmount":
             run(BINARY, "--read", mode or "auto", self.store, self.at)
-            return self.at / "safetensors/bench/latest"
-        if name == "ratarmount":
+        elif name == "ratarmount":
             run(self.tool, self.tar, self.at)
-        else:
+        elif name != "plain":
             run(name, self.plain, self.at)
-        return self.at
+
+    def path(self, peer: str, file: str) -> Path:
+        """The file, in what is mounted."""
+        if peer == "plain":
+            return self.plain / FILES[file]
+        if peer.startswith("wmount"):
+            return self.at / ELSEWHERE.get(file, f"safetensors/bench/latest/{FILES[file]}")
+        return self.at / FILES[file]
 
     def unmount(self, peer: str):
         if peer == "plain":
@@ -167,7 +226,8 @@ def sample(bench: Bench, peer: str, file: str, reader: str, states: list[str], p
     found = []
     for begin in [state for state in ("cold", "first") if state in states]:
         bench.prepare(peer, begin)
-        path = bench.mount(peer) / FILES[file]
+        bench.mount(peer)
+        path = bench.path(peer, file)
         os.stat(path)  # a model is planned when it is first asked for: that is not reading
         pid = None if peer == "plain" else bench.server()
         turns = [begin] + (["second"] if "second" in states and begin == ("first" if "first" in states else "cold") else [])
@@ -221,8 +281,46 @@ def markdown(rows: list[dict], peers: list[str]) -> str:
         for row in (row for row in rows if row["file"] == file):
             cells = [cell(row["peers"].get(peer)) for peer in peers]
             text += f"| {row['reader']} | {row['state']} | " + " | ".join(cells) + " |\n"
+        text += "\nMB that the page cache grew by, and after a + the largest growth of the server's own memory.\n\n"
+        text += "| reader | state | " + " | ".join(peers) + " |\n|---|---|" + "---|" * len(peers) + "\n"
+        for row in (row for row in rows if row["file"] == file):
+            cells = [growth(row["peers"].get(peer)) for peer in peers]
+            text += f"| {row['reader']} | {row['state']} | " + " | ".join(cells) + " |\n"
         text += "\n"
     return text
+
+
+def growth(found: dict | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found['cached'] / 1e6:.0f}" + (f" + {found['server'] / 1e6:.0f}" if "server" in found else "")
+
+
+def version(peer: str) -> str:
+    """What a peer says of itself in its first line."""
+    name = BINARY if peer.startswith("wmount") else peer
+    done = subprocess.run([name, "--version"], capture_output=True, text=True)
+    return (done.stdout + done.stderr).strip().partition("\n")[0]
+
+
+class FileSystem:
+    """A file system of its own kind in a file, mounted."""
+
+    def __init__(self, kind: str, disk: Path, megabytes: int):
+        self.image, self.at = disk / f"wmount-bench-{os.getpid()}.{kind}", disk / f"wmount-bench-{os.getpid()}"
+        with open(self.image, "wb") as f:
+            f.truncate(megabytes << 20)
+        run(f"mkfs.{kind}", *(["-F"] if kind == "ext4" else ["-f"]), "-q", self.image)
+        self.at.mkdir()
+        run("mount", "-o", "loop", self.image, self.at)
+
+    def __enter__(self) -> Path:
+        return self.at
+
+    def __exit__(self, *_):
+        run("umount", self.at)
+        self.at.rmdir()
+        self.image.unlink()
 
 
 def cell(found: dict | None) -> str:
@@ -237,7 +335,8 @@ def main():
     parser.add_argument("--size", type=int, default=512, help="MB of the large files")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where on disk to work")
-    parser.add_argument("--python", help="an interpreter with mlx and safetensors")
+    parser.add_argument("--fs", choices=["ext4", "xfs", "btrfs"], help="make such a file system and work there")
+    parser.add_argument("--python", help="an interpreter with mlx, safetensors and coremltools")
     for name, all_ in (("peers", PEERS), ("states", STATES), ("files", FILES), ("readers", None)):
         default = list(all_) if all_ else None
         parser.add_argument(f"--{name}", type=lambda text: text.split(";" if ";" in text else ","), default=default)
@@ -248,16 +347,21 @@ def main():
         sys.exit(f"read.py: {BINARY} is missing: build it, or set WMOUNT")
     wanted = args.readers or list(readers.SYNTHETIC) + (list(readers.REAL) if args.python else [])
     peers = available(args.peers)
+    if not args.python and "coreml" in args.files:
+        print("read.py: without --python there is no Core ML package", file=sys.stderr)
+        args.files.remove("coreml")
 
     samples = []
     # Cut short, it reports what it has.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(dir=args.disk, prefix="wmount-bench-") as work:
-        bench = Bench(Path(work), args.size * MB, peers)
+    with contextlib.ExitStack() as stack:
+        disk = stack.enter_context(FileSystem(args.fs, args.disk, 12 * args.size + 1024)) if args.fs else args.disk
+        work = stack.enter_context(tempfile.TemporaryDirectory(dir=disk, prefix="wmount-bench-"))
+        bench = Bench(Path(work), args.size * MB, peers, args.files, args.python)
         try:
             for turn in range(args.rounds):
                 for file, reader in [(file, reader) for file in args.files for reader in wanted]:
-                    if reader in readers.REAL and file == "whole":
+                    if file not in readers.FITS.get(reader, FILES):
                         continue
                     for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
                         samples += sample(bench, peer, file, reader, args.states, args.python)
@@ -267,10 +371,12 @@ def main():
 
     rows = summary(samples, peers)
     machine = {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "size": args.size * MB}
+    machine |= {"file system": args.fs or "as it is", "rounds": args.rounds, "load": os.getloadavg()[1]}
+    machine["versions"] = {peer: version(peer) for peer in peers if peer != "plain"}
     if args.json:
         args.json.write_text(json.dumps({"machine": machine, "rows": rows, "samples": samples}, indent=1) + "\n")
     if args.markdown:
-        args.markdown.write_text(markdown(rows, peers))
+        args.markdown.write_text(f"{json.dumps(machine)}\n\n{markdown(rows, peers)}")
     if args.svg:
         args.svg.write_text(chart.svg(rows, peers))
     print(markdown(rows, peers), end="")
