@@ -135,7 +135,14 @@ impl Demo {
         let (mountpoint, store) = (self.mountpoint.clone(), self.store.clone());
         let session = Session::mount(
             vfs,
-            &MountOptions { mountpoint, store, allow_other: false, threads: None, read: Mode::Auto },
+            &MountOptions {
+                mountpoint,
+                store,
+                allow_other: false,
+                threads: None,
+                read: Mode::Auto,
+                tolerate_rw: false,
+            },
         )?;
         Ok((session, began.elapsed()))
     }

@@ -27,6 +27,12 @@ pub struct MountArgs {
     /// Show fp16 variants also of models that have values beyond its range; these become infinite
     #[arg(long)]
     pub allow_overflow: bool,
+    /// Let files be opened for writing and mapped writable, as mlx does with .gguf files; every write is refused
+    ///
+    /// Files show as writable, and none is read by the kernel itself any more. A stray store into a writable map reaches
+    /// no blob; other readers see it until it is unmapped or, at the latest, the kernel writes it out.
+    #[arg(long)]
+    pub tolerate_rw: bool,
     /// Threads that serve requests [default: one for each core, at least four]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
@@ -62,6 +68,7 @@ fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Resu
         mountpoint: args.mountpoint.clone(),
         store,
         allow_other: args.allow_other,
+        tolerate_rw: args.tolerate_rw,
         threads: args.threads.map(NonZeroUsize::get),
         read: args.read.map_or_else(read_from_environment, Ok)?,
     };

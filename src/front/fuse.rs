@@ -17,12 +17,14 @@ use fuser::{
     AccessFlags, BackingId, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
     PollNotifier, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 
 use super::errno::{Complaints, errno};
 use super::passthrough::{Opening, Passthrough};
 use super::readpath::{Mode, ReadPath};
+use super::tolerate::Tolerance;
 use super::{machine, readpath, sys};
 use crate::error::{Error, Result};
 use crate::vfs::{Attr, Kind, Listing, Vfs};
@@ -56,11 +58,12 @@ pub struct Fuse {
     passthrough: Arc<Passthrough<BackingId>>,
     readpath: ReadPath,
     complaints: Arc<Complaints>,
+    tolerance: Arc<Tolerance>,
 }
 
 impl Fuse {
     /// Serves `vfs`, with every file owned by the user of this process.
-    pub fn new(vfs: Arc<Vfs>, mode: Mode) -> Fuse {
+    pub fn new(vfs: Arc<Vfs>, mode: Mode, tolerance: Arc<Tolerance>) -> Fuse {
         Fuse {
             vfs,
             owner: sys::owner(),
@@ -69,6 +72,7 @@ impl Fuse {
             passthrough: Arc::default(),
             readpath: ReadPath::new(mode),
             complaints: Arc::default(),
+            tolerance,
         }
     }
 
@@ -81,6 +85,9 @@ impl Fuse {
     fn negotiate_passthrough(&self, config: &mut KernelConfig) -> Result<(), &'static str> {
         if self.readpath.mode() != Mode::Auto {
             return Err("another way to read was asked for");
+        }
+        if self.tolerance.is_on() {
+            return Err("--tolerate-rw: the kernel would let writes through, too");
         }
         if !machine::may_administer() {
             return Err("this process lacks CAP_SYS_ADMIN");
@@ -105,7 +112,7 @@ impl Fuse {
     fn file_attr(&self, attr: &Attr) -> FileAttr {
         let (kind, perm) = match attr.kind {
             Kind::Dir => (FileType::Directory, 0o555),
-            Kind::File => (FileType::RegularFile, 0o444),
+            Kind::File => (FileType::RegularFile, self.tolerance.mode()),
         };
         FileAttr {
             ino: INodeNo(attr.ino),
@@ -277,6 +284,12 @@ impl Filesystem for Fuse {
     }
 
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if self.tolerance.admits(flags) {
+            return match self.ask("open", ino, |vfs| vfs.open(ino.0)) {
+                Ok(()) => reply.opened(FileHandle(0), Tolerance::flags(&self.readpath)),
+                Err(errno) => reply.error(errno),
+            };
+        }
         if flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & libc::O_TRUNC != 0 {
             return reply.error(Errno::EROFS);
         }
@@ -447,6 +460,26 @@ impl Filesystem for Fuse {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::EROFS);
+        self.tolerance.refuse(ino, offset, data.len());
+    }
+
+    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
         reply.error(Errno::EROFS);
     }
 

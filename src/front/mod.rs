@@ -10,6 +10,7 @@ pub mod checks;
 pub mod machine;
 pub mod passthrough;
 pub mod readpath;
+pub mod tolerate;
 pub mod fuse;
 pub mod watch;
 pub mod lookout;

@@ -109,6 +109,11 @@ impl ReadPath {
         self.direct_maps.store(true, Ordering::Relaxed);
     }
 
+    /// Whether a file that is opened for direct I/O can be mapped.
+    pub fn is_direct_mappable(&self) -> bool {
+        self.direct_maps.load(Ordering::Relaxed)
+    }
+
     /// The flags of an open.
     pub fn flags(&self) -> FopenFlags {
         let direct = self.mode == Mode::Direct && self.direct_maps.load(Ordering::Relaxed);

@@ -13,12 +13,13 @@ use super::fuse::Fuse;
 use super::lookout::Lookout;
 use super::mounts::{self, Mounted};
 use super::readpath::Mode;
+use super::tolerate::Tolerance;
 use super::watch::Watch;
 use super::{checks, readpath, sys, unmount};
 use crate::error::{AtPath, Error, Result};
 use crate::vfs::Vfs;
 
-/// What to mount where. Every mount is read-only, nodev, nosuid, and its modes are checked by the kernel.
+/// What to mount where. Every mount is nodev, nosuid, and its modes are checked by the kernel.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// An empty directory.
@@ -31,6 +32,8 @@ pub struct MountOptions {
     pub threads: Option<usize>,
     /// How files are read.
     pub read: Mode,
+    /// Whether files can be opened for writing, which is then refused; the mount is read-only otherwise.
+    pub tolerate_rw: bool,
 }
 
 /// A mount that answers. Dropping it unmounts.
@@ -52,10 +55,12 @@ impl Session {
         // Caught from before the mount on, so that no signal leaves a mount without its server.
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;
         let config = config(options, &store);
-        let fuse = Fuse::new(Arc::clone(&vfs), options.read);
+        let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
+        let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance));
         let passthrough = fuse.passthrough();
         let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
         let notifier = session.notifier();
+        tolerance.begin(notifier.clone()).at(&mountpoint)?;
         let serving = serve(session).at(&mountpoint)?;
         readpath::read_ahead(&vfs, &mountpoint);
         let place = Place::of(mountpoint)?;
@@ -181,7 +186,7 @@ fn config(options: &MountOptions, store: &Path) -> Config {
         MountOption::FSName(source(store)),
         // fuser hands a subtype to the helper alone; as root the kernel is to have it too.
         MountOption::CUSTOM("subtype=wmount".into()),
-        MountOption::RO,
+        if options.tolerate_rw { MountOption::RW } else { MountOption::RO },
         MountOption::NoDev,
         MountOption::NoSuid,
         MountOption::DefaultPermissions,

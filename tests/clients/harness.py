@@ -55,12 +55,12 @@ class Mount:
     The command's output is read to its end, so a daemon that kept it open would be noticed.
     """
 
-    def __init__(self, store: Store, at: Path):
-        self.store, self.at = store, at
+    def __init__(self, store: Store, at: Path, *options: str):
+        self.store, self.at, self.options = store, at, options
         at.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self):
-        run(self.store.path, self.at, timeout=60)
+        run(*self.options, self.store.path, self.at, timeout=60)
         assert os.path.ismount(self.at), "the command returned before the mount was there"
         return self
 

@@ -76,3 +76,17 @@ def test_without_the_helper_the_error_says_what_to_install(home):
     line = done.stderr.decode().strip()
     assert done.returncode == 1 and "\n" not in line
     assert "fusermount3" in line and "fuse3" in line
+
+
+def test_a_user_may_open_for_writing_where_that_is_tolerated(home):
+    done = as_user(home, "--tolerate-rw", home / "store", home / "mnt")
+    assert done.returncode == 0, done.stderr.decode()
+    try:
+        script = "import os, sys; f = os.open(sys.argv[1], os.O_RDWR)\ntry: os.write(f, b'x')\nexcept OSError as e: print(e.errno)"
+        user = {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
+        path = home / "mnt/safetensors/tiny-llama/latest/config.json"
+        done = subprocess.run(["python3", "-c", script, str(path)], capture_output=True, **user)
+        assert done.stdout == b"30\n", done.stderr.decode()
+    finally:
+        done = as_user(home, "umount", home / "mnt")
+        assert done.returncode == 0, done.stderr.decode()
