@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::stage::sync_dir;
 use super::{Found, Store, children};
@@ -49,15 +49,29 @@ impl Store {
         let (inode, _) = found.version;
         // The inode number keeps two removed models apart: both files live on one file system.
         fs::rename(&manifest, removed.join(inode.to_string())).at(&manifest)?;
-        sync_dir(&removed)?;
         // ollama fails on empty directories below manifests/ when it cannot remove them itself.
-        let above = manifest.ancestors().skip(1).take_while(|dir| *dir != self.manifests_dir());
-        for dir in above {
-            if fs::remove_dir(dir).is_err() {
-                return sync_dir(dir);
+        let mut above = manifest.ancestors().skip(1).take_while(|dir| *dir != self.manifests_dir());
+        let left = above.find(|dir| fs::remove_dir(dir).is_err());
+        sync_dir(&removed)?;
+        sync_dir(left.unwrap_or(&self.manifests_dir()))
+    }
+
+    /// Removes the empty directories below `manifests/` that a removal which was cut short has left.
+    fn remove_empty_dirs(&self) -> Result<()> {
+        fn remove(dir: &Path, depth: u32) -> Result<()> {
+            for name in children(dir)? {
+                let path = dir.join(name);
+                if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+                    if depth > 1 {
+                        remove(&path, depth - 1)?;
+                    }
+                    // It fails on one that is not empty, which is what is wanted.
+                    let _ = fs::remove_dir(&path);
+                }
             }
+            Ok(())
         }
-        sync_dir(&self.manifests_dir())
+        remove(&self.manifests_dir(), 3)
     }
 
     /// Puts the manifest of a model that is about to be replaced where that of a removed model would be.
@@ -106,6 +120,7 @@ impl Store {
                 report.removed += 1;
             }
         }
+        self.remove_empty_dirs()?;
         sync_dir(&dir)?;
         // What stood where a blob belongs, put there by a repair.
         let _ = fs::remove_dir_all(self.own_path("aside")?);

@@ -259,7 +259,9 @@ impl Drop for Stage<'_> {
 }
 
 /// Writes a file by way of a temporary one: it is there whole or not at all, and durable.
-pub(super) fn write_durably(temporary_dir: &Path, path: &Path, bytes: &[u8]) -> Result<()> {
+///
+/// `named` is called when it has its name: from then on others rely on it, even if making that durable fails.
+pub(super) fn write_durably(temporary_dir: &Path, path: &Path, bytes: &[u8], named: impl FnOnce()) -> Result<()> {
     let parent = path.parent().expect("the files of a store have a parent");
     fs::create_dir_all(parent).at(parent)?;
     let mut file = NamedTempFile::new_in(temporary_dir).at(temporary_dir)?;
@@ -267,6 +269,7 @@ pub(super) fn write_durably(temporary_dir: &Path, path: &Path, bytes: &[u8]) -> 
     file.as_file().set_permissions(Permissions::from_mode(0o644)).at(file.path())?;
     file.as_file().sync_all().at(file.path())?;
     file.persist(path).map_err(|error| Error::io(path, error.error))?;
+    named();
     let mut dir = Some(parent);
     // The directories may be new, each an entry of the one above it.
     while let Some(above) = dir.filter(|dir| dir.file_name().is_some_and(|name| name != "manifests")) {

@@ -96,8 +96,7 @@ fn copy_one(
     let stage = Stage::new(store, lock)?;
     let (added, present) = take_all(&stage, from, &blobs, progress)?;
     stage.flush()?;
-    write_manifest(store, lock, name, &bytes, replace)?;
-    stage.keep();
+    write_manifest(&stage, store, name, &bytes, replace)?;
     keep_time(&path, found.written);
     Ok(ImportReport {
         model: name.to_string(),

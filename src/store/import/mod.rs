@@ -18,8 +18,8 @@ mod scan;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use super::Store;
 use super::stage::Stage;
-use super::{Lock, Store};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName};
@@ -123,8 +123,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     };
     let manifest = assemble::manifest(&stage, &name, plans, &stored, existing)?;
     stage.flush()?;
-    write_manifest(&store, &lock, &name, &manifest, options.replace)?;
-    stage.keep();
+    write_manifest(&stage, &store, &name, &manifest, options.replace)?;
     Ok(report)
 }
 
@@ -177,13 +176,15 @@ fn expected(store: &Store, name: &ModelName) -> Result<HashSet<pieces::Likeness>
     Ok(expected)
 }
 
-fn write_manifest(store: &Store, _lock: &Lock, name: &ModelName, bytes: &[u8], replace: bool) -> Result<()> {
+/// Makes the staged blobs, which are flushed, a model.
+fn write_manifest(stage: &Stage<'_>, store: &Store, name: &ModelName, bytes: &[u8], replace: bool) -> Result<()> {
     let path = store.manifest_path(name);
     if std::fs::read(&path).is_ok_and(|old| old == bytes) {
+        stage.keep();
         return Ok(());
     }
     if let (true, Ok(old)) = (replace, store.find_one(name)) {
         store.keep_removed(&old)?;
     }
-    super::stage::write_durably(&store.own_path("tmp")?, &path, bytes)
+    super::stage::write_durably(&store.own_path("tmp")?, &path, bytes, || stage.keep())
 }
