@@ -97,7 +97,7 @@ pub fn main() -> ExitCode {
             let listed = listed(&args.variants);
             mount::run(&args, |store| {
                 Ok(Arc::new(Vfs::listing(
-                    Arc::new(Store::open(store)?.allowing_overflow(args.allow_overflow)),
+                    Arc::new(Store::open(store)?.allowing_overflow(args.allow_overflow).checking(args.verify_on_read)),
                     &listed,
                 )?))
             })

@@ -33,6 +33,9 @@ pub struct MountArgs {
     /// no blob; other readers see it until it is unmapped or, at the latest, the kernel writes it out.
     #[arg(long)]
     pub tolerate_rw: bool,
+    /// Check the sha256 of each blob when it is first used; who reads one that is wrong gets an I/O error
+    #[arg(long)]
+    pub verify_on_read: bool,
     /// Threads that serve requests [default: one for each core, at least four]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,

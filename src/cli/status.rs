@@ -113,6 +113,10 @@ fn said_of(key: &str, value: &Value, now: i64) -> (String, Vec<Vec<String>>) {
             };
             (String::new(), layouts.iter().map(row).collect())
         }
+        ("verified", verified @ Value::Object(_)) => {
+            let number = |key: &str| verified[key].as_u64().unwrap_or(0);
+            (format!("{}, {}", count(number("blobs"), "blob"), size(number("bytes"))), Vec::new())
+        }
         (_, Value::Array(list)) if list.is_empty() => ("none".into(), Vec::new()),
         (_, Value::Array(list)) => {
             let row = |value: &Value| match value.get("model") {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 
+use super::check::Checks;
 use super::memo::Memos;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -25,16 +26,38 @@ pub struct BlobFiles {
     dir: PathBuf,
     open: Cache<Digest, Arc<File>>,
     memos: Memos,
+    /// Where blobs are checked when they are used.
+    checks: Option<Checks>,
 }
 
 impl BlobFiles {
     /// The blobs in `dir`, and what is known of them in `memo_dir`.
     pub fn new(dir: PathBuf, memo_dir: PathBuf) -> Self {
-        BlobFiles { dir, open: Cache::new(OPEN_FILES), memos: Memos::new(memo_dir) }
+        BlobFiles { dir, open: Cache::new(OPEN_FILES), memos: Memos::new(memo_dir), checks: None }
     }
 
-    /// Opens a blob: a regular file, or a link to one.
+    /// Whether the content of each blob is checked when it is first used.
+    pub fn checking(self, check: bool) -> Self {
+        BlobFiles { checks: check.then(Checks::default), ..self }
+    }
+
+    /// Blobs that were checked, and their bytes.
+    pub fn checked(&self) -> Option<(u64, u64)> {
+        self.checks.as_ref().map(Checks::counts)
+    }
+
+    /// Opens a blob, and checks it if that is asked for.
     pub fn open(&self, digest: &Digest) -> Result<Arc<File>> {
+        let file = self.opened(digest)?;
+        if let Some(checks) = &self.checks {
+            let checked = checks.check(digest, &file).map_err(|error| damaged(digest, &error))?;
+            checked.map_err(|fault| Error::Damaged { digest: *digest, fault })?;
+        }
+        Ok(file)
+    }
+
+    /// A blob's file: a regular file, or a link to one.
+    fn opened(&self, digest: &Digest) -> Result<Arc<File>> {
         let open = || {
             let path = self.dir.join(digest.file_name());
             // Opening a FIFO would wait for a writer and opening a device may act, so the type is looked at first,
@@ -69,8 +92,11 @@ fn damaged(digest: &Digest, error: &io::Error) -> Error {
 
 impl Blobs for BlobFiles {
     fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()> {
-        if self.open(digest)?.read_exact_at(buf, offset).is_ok() {
-            return Ok(());
+        match self.open(digest) {
+            Ok(file) if file.read_exact_at(buf, offset).is_ok() => return Ok(()),
+            // One that is not there to be opened will not be the next moment either.
+            Err(error) if self.checks.is_none() => return Err(error),
+            _ => {}
         }
         // What was opened may be the damaged file that a whole one has replaced since.
         self.open.remove(digest);

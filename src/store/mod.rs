@@ -10,6 +10,7 @@
 //! `.wmount/lock`, one at a time.
 
 mod blobs;
+mod check;
 mod gc;
 pub mod import;
 mod load;
@@ -109,6 +110,16 @@ impl Store {
     /// Whether such variants are shown.
     pub fn allows_overflow(&self) -> bool {
         self.allow_overflow
+    }
+
+    /// Whether the content of each blob is checked when it is first used.
+    pub fn checking(self, check: bool) -> Store {
+        Store { blobs: self.blobs.checking(check), ..self }
+    }
+
+    /// Blobs that were checked when they were used, and their bytes; `None` if none is.
+    pub fn checked(&self) -> Option<(u64, u64)> {
+        self.blobs.checked()
     }
 
     /// The store's directory.

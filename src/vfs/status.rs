@@ -62,6 +62,9 @@ impl Vfs {
             "problems": problems,
         });
         if let Some(status) = status.as_object_mut() {
+            if let Some((blobs, bytes)) = self.store.checked() {
+                status.insert("verified".into(), json!({"blobs": blobs, "bytes": bytes}));
+            }
             status.extend(self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone());
         }
         let mut text = serde_json::to_vec_pretty(&status).expect("a status is plain data");
