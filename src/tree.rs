@@ -273,6 +273,11 @@ impl Place {
         Ok(Step::Node(self.node()?, self))
     }
 
+    /// The model whose it is.
+    pub fn model(&self) -> &Arc<Found> {
+        &self.entry.found
+    }
+
     /// The place of an entry of this directory.
     pub fn below(&self, name: &str) -> Place {
         let path = if self.path.is_empty() { name.into() } else { format!("{}/{name}", self.path).into() };

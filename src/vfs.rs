@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::SystemTime;
 
 use dashmap::DashMap;
@@ -23,6 +23,7 @@ use crate::prepare::{prepare, surveyed};
 use crate::store::{Found, Lease, RepairedFile, Store};
 use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, Union, number};
 
+pub use crate::store::Access;
 pub use crate::tree::{Kind, ROOT};
 use status::Status;
 
@@ -46,6 +47,8 @@ pub struct Attr {
     pub nlink: u32,
     /// When the content last changed.
     pub mtime: SystemTime,
+    /// Who may read it.
+    pub access: Access,
     /// Whether the name that led here may come to mean something else while mounted, or nothing.
     pub fleeting: bool,
 }
@@ -194,6 +197,9 @@ pub struct Vfs {
     listed: Arc<[String]>,
     /// The damaged files of blobs that were replaced, as far as that was noticed.
     repaired: RwLock<HashSet<RepairedFile>>,
+    /// The user who shows the store to all others.
+    shown_by: OnceLock<u32>,
+    access: DashMap<Arc<Found>, Access>,
 }
 
 impl Vfs {
@@ -223,6 +229,8 @@ impl Vfs {
             statuses: Mutex::default(),
             listed,
             repaired,
+            shown_by: OnceLock::new(),
+            access: DashMap::new(),
         })
     }
 
@@ -246,6 +254,30 @@ impl Vfs {
         let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(true)
+    }
+
+    /// Says that the user `mine` shows this to all others: what belongs to somebody else is then shown to those alone who
+    /// may read it in the store.
+    pub fn guard(&self, mine: u32) {
+        let _ = self.shown_by.set(mine);
+    }
+
+    /// Who may read the files of a model, as it was when it was first asked.
+    fn access(&self, found: &Arc<Found>) -> Access {
+        let Some(mine) = self.shown_by.get() else { return Access::ALL };
+        if let Some(access) = self.access.get(found) {
+            return *access;
+        }
+        let access = self.store.access(found, *mine);
+        if access != Access::ALL {
+            tracing::info!(
+                "model {} is shown to those who may read it in the store, mode {:03o}",
+                found.name,
+                access.mode
+            );
+        }
+        self.access.insert(found.clone(), access);
+        access
     }
 
     /// Notices blobs that were repaired since the last look; returns the files whose bytes the front may have kept.
@@ -371,13 +403,15 @@ impl Vfs {
             size: 0,
             nlink,
             mtime: mtime.unwrap_or(SystemTime::UNIX_EPOCH),
+            access: Access::ALL,
             fleeting: false,
         };
         match what {
             What::Node(handle) => {
                 let node = handle.node()?;
                 let (kind, size) = (node.kind(), node.size());
-                Ok(Attr { ino: node.ino, kind, size, nlink: node.nlink, mtime: node.mtime, fleeting: false })
+                let access = self.access(handle.place.model());
+                Ok(Attr { ino: node.ino, kind, size, nlink: node.nlink, mtime: node.mtime, access, fleeting: false })
             }
             What::Status(status) => Ok(Attr {
                 ino: status.ino,
@@ -385,6 +419,7 @@ impl Vfs {
                 size: status.text.len() as u64,
                 nlink: 1,
                 mtime: status.mtime,
+                access: Access::ALL,
                 fleeting: true,
             }),
             What::Skeleton(path) => {

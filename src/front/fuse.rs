@@ -27,7 +27,7 @@ use super::readpath::{Mode, ReadPath};
 use super::tolerate::Tolerance;
 use super::{machine, readpath, sys};
 use crate::error::{Error, Result};
-use crate::vfs::{Attr, Kind, Listing, Vfs};
+use crate::vfs::{Access, Attr, Kind, Listing, Vfs};
 
 /// For what cannot change while mounted.
 const LONG: Duration = Duration::from_secs(1_000_000);
@@ -110,9 +110,11 @@ impl Fuse {
     }
 
     fn file_attr(&self, attr: &Attr) -> FileAttr {
+        let read = attr.access.mode;
         let (kind, perm) = match attr.kind {
-            Kind::Dir => (FileType::Directory, 0o555),
-            Kind::File => (FileType::RegularFile, self.tolerance.mode()),
+            Kind::Dir => (FileType::Directory, read | read >> 2),
+            // Who may read may write as far as that is tolerated.
+            Kind::File => (FileType::RegularFile, (read | read >> 1) & self.tolerance.mode()),
         };
         FileAttr {
             ino: INodeNo(attr.ino),
@@ -125,8 +127,8 @@ impl Fuse {
             kind,
             perm,
             nlink: attr.nlink,
-            uid: self.owner.0,
-            gid: self.owner.1,
+            uid: attr.access.uid.unwrap_or(self.owner.0),
+            gid: attr.access.gid.unwrap_or(self.owner.1),
             rdev: 0,
             blksize: readpath::block_size(attr.size),
             flags: 0,
@@ -150,7 +152,15 @@ impl Fuse {
             Ok(attr) => (self.file_attr(&attr), attr_ttl(&attr).min(entry_ttl(&attr))),
             Err(_) => {
                 let (ino, kind) = (entry.ino, entry.kind);
-                let attr = Attr { ino, kind, size: 0, nlink: 1, mtime: SystemTime::UNIX_EPOCH, fleeting: true };
+                let attr = Attr {
+                    ino,
+                    kind,
+                    size: 0,
+                    nlink: 1,
+                    mtime: SystemTime::UNIX_EPOCH,
+                    access: Access::ALL,
+                    fleeting: true,
+                };
                 (self.file_attr(&attr), Duration::ZERO)
             }
         }
@@ -229,6 +239,10 @@ impl Filesystem for Fuse {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        // The kernel's own limit is 1024.
+        if name.len() > NAME_MAX as usize {
+            return reply.error(Errno::ENAMETOOLONG);
+        }
         match self.ask("lookup", parent, |vfs| vfs.lookup(parent.0, known_name(name)?)) {
             Ok(attr) => reply.entry_with_ttls(&attr_ttl(&attr), &entry_ttl(&attr), &self.file_attr(&attr), GENERATION),
             Err(errno) => reply.error(errno),

@@ -8,6 +8,7 @@ pub mod mounts;
 pub mod unmount;
 pub mod checks;
 pub mod machine;
+pub mod privileges;
 pub mod passthrough;
 pub mod readpath;
 pub mod tolerate;

@@ -15,11 +15,11 @@ use super::mounts::{self, Mounted};
 use super::readpath::Mode;
 use super::tolerate::Tolerance;
 use super::watch::Watch;
-use super::{checks, readpath, sys, unmount};
+use super::{checks, privileges, readpath, sys, unmount};
 use crate::error::{AtPath, Error, Result};
 use crate::vfs::Vfs;
 
-/// What to mount where. Every mount is nodev, nosuid, and its modes are checked by the kernel.
+/// What to mount where. Every mount is nodev, nosuid, noexec, and its modes are checked by the kernel.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// An empty directory.
@@ -48,17 +48,22 @@ pub struct Session {
 }
 
 impl Session {
-    /// Mounts `vfs` and serves it from threads of its own.
+    /// Mounts `vfs` and serves it from threads of its own. If root does so, this thread gives up the rights that serving
+    /// does not need.
     pub fn mount(vfs: Arc<Vfs>, options: &MountOptions) -> Result<Session> {
         let mountpoint = checks::ready_to_mount(&options.mountpoint, options.allow_other)?;
         let store = options.store.canonicalize().at(&options.store)?;
         // Caught from before the mount on, so that no signal leaves a mount without its server.
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;
         let config = config(options, &store);
+        if options.allow_other {
+            vfs.guard(sys::owner().0);
+        }
         let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance));
         let passthrough = fuse.passthrough();
         let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
+        privileges::give_up().at(&mountpoint)?;
         let notifier = session.notifier();
         tolerance.begin(notifier.clone()).at(&mountpoint)?;
         let serving = serve(session).at(&mountpoint)?;
@@ -189,6 +194,7 @@ fn config(options: &MountOptions, store: &Path) -> Config {
         if options.tolerate_rw { MountOption::RW } else { MountOption::RO },
         MountOption::NoDev,
         MountOption::NoSuid,
+        MountOption::NoExec,
         MountOption::DefaultPermissions,
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };

@@ -3,14 +3,15 @@
 //! Blobs are not mapped: a blob that is cut off under a mapping kills the process with SIGBUS, and mapped pages
 //! count as the daemon's memory. A positioned read of a damaged blob is an error, and nothing else.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 
+use super::beneath::Dir;
 use super::check::Checks;
 use super::memo::Memos;
 use crate::digest::Digest;
@@ -56,19 +57,10 @@ impl BlobFiles {
         Ok(file)
     }
 
-    /// A blob's file: a regular file, or a link to one.
+    /// A blob's file: a regular file, or a link to one in the same directory.
     fn opened(&self, digest: &Digest) -> Result<Arc<File>> {
         let open = || {
-            let path = self.dir.join(digest.file_name());
-            // Opening a FIFO would wait for a writer and opening a device may act, so the type is looked at first,
-            // and again on what was opened.
-            let regular = |metadata: &fs::Metadata| match metadata.is_file() {
-                true => Ok(()),
-                false => Err(io::Error::other("is no regular file")),
-            };
-            regular(&fs::metadata(&path)?)?;
-            let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(&path)?;
-            regular(&file.metadata()?)?;
+            let file = Dir::open(&self.dir)?.file(&digest.file_name())?;
             Ok(Arc::new(file))
         };
         self.open.get_or_insert_with(digest, open).map_err(|error| damaged(digest, &error))

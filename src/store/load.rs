@@ -1,11 +1,11 @@
 //! From a manifest to a [`Model`]: everything that layouts rely on is checked here, once.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-use super::{Found, Store};
+use super::{Dir, Found, Store};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
@@ -22,7 +22,8 @@ impl Store {
     pub(super) fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
         let path = self.manifest_path(&found.name);
         let mut bytes = Vec::new();
-        let file = File::open(&path).at(&path)?;
+        let manifests = Dir::open(&self.manifests_dir()).at(&path)?;
+        let file = manifests.file(&found.name.manifest_path()).at(&path)?;
         let metadata = file.metadata().at(&path)?;
         if (metadata.ino(), metadata.len()) != found.version {
             return Err(Error::NotFound(format!("the manifest of {} as it was", found.name)));

@@ -70,6 +70,10 @@ impl Memos {
 
     fn write(&self, path: &Path, key: &str, result: &[u8]) -> std::io::Result<()> {
         // Not with its parents: into a store that wmount never wrote to nothing is written unasked.
+        let above = self.dir.parent().and_then(|dir| fs::symlink_metadata(dir).ok());
+        if above.is_some_and(|found| found.is_symlink()) {
+            return Err(std::io::Error::other("is a link"));
+        }
         match fs::create_dir(&self.dir) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}

@@ -9,6 +9,8 @@
 //! Readers need no lock: a blob appears complete or not at all, and a manifest after its blobs. Writers hold
 //! `.wmount/lock`, one at a time.
 
+mod access;
+mod beneath;
 mod blobs;
 mod check;
 mod gc;
@@ -30,6 +32,8 @@ use crate::error::{AtPath, Error, Result};
 use crate::extent::Blobs;
 use crate::model::ModelName;
 
+pub use access::Access;
+use beneath::Dir;
 pub use blobs::BlobFiles;
 pub use gc::{GcReport, Lease};
 pub use repair::{Repaired, RepairedFile};
@@ -74,6 +78,9 @@ impl Store {
             )));
         }
         let root = root.canonicalize().at(root)?;
+        for dir in ["blobs", "manifests"].map(|dir| root.join(dir)) {
+            Dir::open(&dir).at(&dir)?;
+        }
         let blobs = BlobFiles::new(root.join("blobs"), root.join(".wmount/memo"));
         Ok(Store { blobs, root, ignored: Mutex::default(), allow_overflow: false })
     }
@@ -160,6 +167,12 @@ impl Store {
     /// A file or directory below `.wmount/`, whose directory is made.
     fn own_path(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(".wmount");
+        if fs::symlink_metadata(&dir).is_ok_and(|found| found.is_symlink()) {
+            return Err(Error::Invalid(format!(
+                "{}: is a link: remove it, nothing is written through it",
+                dir.display()
+            )));
+        }
         match fs::create_dir(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(&dir, error)),
             _ => Ok(dir.join(name)),
@@ -186,7 +199,7 @@ impl Store {
             file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
             file.persist(dir.join(name)).map_err(|error| error.error)
         };
-        if dir.is_dir()
+        if fs::symlink_metadata(&dir).is_ok_and(|found| found.is_dir())
             && let Err(error) = write()
         {
             tracing::debug!("{}: {error}", dir.display());
@@ -214,12 +227,13 @@ impl Store {
     pub fn find(&self) -> Result<Vec<Found>> {
         let mut found = Vec::new();
         let root = self.manifests_dir();
+        let manifests = Dir::open(&root).at(&root)?;
         for host in children(&root)? {
             for namespace in self.below(&root.join(&host)) {
                 for name in self.below(&root.join(&host).join(&namespace)) {
                     let dir = root.join(&host).join(&namespace).join(&name);
                     for tag in self.below(&dir) {
-                        match found_at(&dir.join(&tag), &host, &namespace, &name, &tag) {
+                        match found_in(&manifests, &dir.join(&tag), [&host, &namespace, &name, &tag]) {
                             Ok(model) => found.push(model),
                             Err(error) => self.ignore(dir.join(&tag), &error),
                         }
@@ -252,8 +266,10 @@ impl Store {
     /// The manifest of one model, if the store has it.
     pub fn find_one(&self, name: &ModelName) -> Result<Found> {
         let path = self.manifest_path(name);
-        found_at(&path, &name.host, &name.namespace, &name.name, &name.tag)
-            .map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
+        let found = Dir::open(&self.manifests_dir())
+            .at(&path)
+            .and_then(|manifests| found_in(&manifests, &path, [&name.host, &name.namespace, &name.name, &name.tag]));
+        found.map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
     }
 }
 
@@ -269,10 +285,10 @@ fn children(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn found_at(path: &Path, host: &str, namespace: &str, name: &str, tag: &str) -> Result<Found> {
+fn found_in(manifests: &Dir, path: &Path, [host, namespace, name, tag]: [&str; 4]) -> Result<Found> {
     use std::os::unix::fs::MetadataExt;
     let name = ModelName::new(host, namespace, name, tag)?;
-    let metadata = fs::metadata(path).at(path)?;
+    let metadata = manifests.metadata(&name.manifest_path()).at(path)?;
     if !metadata.is_file() {
         return Err(Error::io(path, std::io::Error::other("is no regular file")));
     }

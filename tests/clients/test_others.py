@@ -1,0 +1,355 @@
+"""What other users see, what links and names can reach, and what the serving process may do."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import BINARY, Mount, Store, eventually, run, walk
+
+# fusermount3 mounts for users with a name only; this one everybody has.
+ALICE, BOB = 65534, 12002
+SHARD = "safetensors/tiny-llama/latest/model-00001-of-00003.safetensors"
+MIXED = "safetensors/mixed/latest/model.safetensors"
+ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def place():
+    """A directory that everybody can enter, with a mountpoint in it."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        (Path(name) / "mnt").mkdir()
+        yield Path(name)
+        if os.path.ismount(Path(name) / "mnt"):
+            run("umount", "--lazy", Path(name) / "mnt")
+
+
+@pytest.fixture
+def hers(place, small) -> Path:
+    """A store of Alice's, whose files everybody may read."""
+    assert ROOT, "this needs root: two users and a third who mounts"
+    store = place / "store"
+    shutil.copytree(small.path, store)
+    for path in [store, *store.rglob("*")]:
+        os.chown(path, ALICE, ALICE)
+    return store
+
+
+def as_user(uid, *args) -> subprocess.CompletedProcess:
+    return subprocess.run([str(a) for a in args], capture_output=True, user=uid, group=uid, extra_groups=[], cwd="/", timeout=60)
+
+
+def reads(uid, path) -> bool:
+    done = as_user(uid, "cat", path)
+    assert done.returncode == 0 or b"Permission denied" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+def blobs_of(store: Path, model: str) -> set[Path]:
+    manifest = json.loads((store / "manifests/registry.ollama.ai/library" / model / "latest").read_bytes())
+    return {store / "blobs" / it["digest"].replace(":", "-") for it in [manifest["config"], *manifest["layers"]]}
+
+
+def test_without_allow_other_nobody_else_sees_the_mount(hers, place):
+    run(hers, place / "mnt")
+    assert not reads(ALICE, place / "mnt" / SHARD)
+    assert not reads(BOB, place / "mnt" / SHARD)
+    assert (place / "mnt" / SHARD).read_bytes()
+    run("umount", place / "mnt")
+
+
+def test_root_shows_to_all_what_all_could_read(hers, place):
+    run("--allow-other", hers, place / "mnt")
+    for uid in (ALICE, BOB):
+        assert reads(uid, place / "mnt" / SHARD) and reads(uid, place / "mnt" / MIXED)
+    run("umount", place / "mnt")
+
+
+def test_root_shows_nobody_what_he_could_not_read_before(hers, place):
+    """One blob that is Alice's alone: then so is the model, and not the other one."""
+    own = blobs_of(hers, "tiny-llama") - blobs_of(hers, "mixed")
+    os.chmod(sorted(own)[0], 0o600)
+    run("--allow-other", hers, place / "mnt")
+    for inside in [SHARD, "amb/tiny-llama/latest.amb", "amb/tiny-llama/latest@int8.amb", "original/tiny-llama/latest/tiny-llama/config.json"]:
+        path = place / "mnt" / inside
+        assert reads(ALICE, path) and not reads(BOB, path), inside
+        assert path.read_bytes(), "root reads all"
+    status = os.stat(place / "mnt" / SHARD)
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (ALICE, ALICE, 0o400)
+    assert reads(BOB, place / "mnt" / MIXED)
+    assert as_user(BOB, "ls", place / "mnt/safetensors/tiny-llama/latest").returncode != 0
+    run("umount", place / "mnt")
+
+
+@pytest.mark.parametrize("closed", ["store", "store/blobs"])
+def test_a_directory_that_others_may_not_enter_counts(hers, place, closed):
+    os.chmod(place / closed, 0o700)
+    run("--allow-other", hers, place / "mnt")
+    assert reads(ALICE, place / "mnt" / SHARD) and not reads(BOB, place / "mnt" / SHARD)
+    run("umount", place / "mnt")
+
+
+def test_who_mounts_shows_his_own_store_though_its_directory_is_closed(place, small):
+    """The reason for --allow-other: a service of another user reads a store in a home that is closed to it."""
+    assert ROOT, "this needs a second user"
+    store = place / "home/store"
+    shutil.copytree(small.path, store)
+    os.chmod(place / "home", 0o700)
+    run("--allow-other", store, place / "mnt")
+    assert reads(BOB, place / "mnt" / SHARD)
+    run("umount", place / "mnt")
+
+
+def test_status_tells_others_of_no_path_outside_of_the_store(hers, place):
+    (sorted(blobs_of(hers, "tiny-llama"))[0]).unlink()
+    run("--allow-other", hers, place / "mnt")
+    for inside in [SHARD, "amb/tiny-llama/latest.amb", "original/tiny-llama/latest/tiny-llama/config.json"]:
+        as_user(BOB, "cat", place / "mnt" / inside)
+    time.sleep(1.1)
+    text = as_user(BOB, "cat", place / "mnt/.wmount/status.json").stdout.decode()
+    # The store's own path is in the kernel's list of mounts anyway.
+    assert str(hers) in Path("/proc/mounts").read_text()
+    assert json.loads(text)["store"] == str(hers)
+    for word in text.replace('"', " ").split():
+        assert not word.startswith("/") or word.startswith(str(hers)), word
+    run("umount", place / "mnt")
+
+
+def test_the_mount_is_read_only_nodev_nosuid_noexec(mounted):
+    line = next(line for line in Path("/proc/mounts").read_text().splitlines() if f" {mounted.at} " in line)
+    assert {"ro", "nodev", "nosuid", "noexec"} <= set(line.split()[3].split(","))
+
+
+# Links
+
+
+def secret(place: Path, size: int) -> Path:
+    path = place / "secret"
+    path.write_bytes(b"s" * size)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_blob_that_is_a_link_out_of_the_store_is_refused(small, tmp_path, absolute):
+    blob = max(blobs_of(small.path, "tiny-llama"), key=lambda path: path.stat().st_size)
+    target = secret(tmp_path, blob.stat().st_size)
+    blob.unlink()
+    blob.symlink_to(target if absolute else os.path.relpath(target, blob.parent))
+    with Mount(small, tmp_path / "mnt") as mount:
+        with pytest.raises(OSError) as refused:
+            (mount / "ollama@seed/blobs" / blob.name).read_bytes()
+        assert refused.value.errno == errno.EIO
+        time.sleep(1.1)
+        assert "link that leads out of the store" in (mount / ".wmount/status.json").read_text()
+        assert (mount / MIXED).read_bytes()
+    assert "leads out" in small.run("verify", check=False).stdout.decode()
+
+
+def test_a_blob_that_is_a_link_within_the_store_is_read(small, tmp_path):
+    blob = max(blobs_of(small.path, "tiny-llama"), key=lambda path: path.stat().st_size)
+    data = blob.read_bytes()
+    blob.rename(blob.parent / "kept")
+    blob.symlink_to("kept")
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert (mount / "ollama@seed/blobs" / blob.name).read_bytes() == data
+
+
+def test_a_manifest_that_is_a_link_out_of_the_store_is_no_model(small, tmp_path):
+    library = small.path / "manifests/registry.ollama.ai/library"
+    (library / "tiny-llama/latest").rename(tmp_path / "manifest")
+    (library / "tiny-llama/latest").symlink_to(tmp_path / "manifest")
+    (library / "mixed").rename(tmp_path / "mixed")
+    (library / "mixed").symlink_to(tmp_path / "mixed")
+    assert small.json("ls") == []
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert os.listdir(mount / "safetensors") == []
+
+
+@pytest.mark.parametrize("what", ["store", "blobs", "manifests"])
+def test_a_store_that_was_moved_to_another_disk_behind_a_link_is_mounted(small, tmp_path, what):
+    path = small.path if what == "store" else small.path / what
+    path.rename(tmp_path / "disk")
+    path.symlink_to(tmp_path / "disk")
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert (mount / SHARD).read_bytes() and (mount / MIXED).read_bytes()
+    assert small.json("verify")["damaged"] == []
+
+
+@pytest.mark.parametrize("what", ["blobs", "manifests"])
+def test_root_does_not_follow_a_link_that_another_user_made_of_a_directory(hers, place, what):
+    (hers / what).rename(place / "elsewhere")
+    (hers / what).symlink_to(place / "elsewhere")
+    os.lchown(hers / what, ALICE, ALICE)
+    done = run(hers, place / "mnt", check=False)
+    line = done.stderr.decode().strip()
+    assert done.returncode == 1 and "\n" not in line
+    assert what in line and "link of another user" in line and str(ALICE) in line
+
+
+def test_nothing_is_written_through_a_link_in_place_of_our_directory(small, tmp_path):
+    shutil.rmtree(small.path / ".wmount")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (small.path / ".wmount").symlink_to(elsewhere)
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert (mount / "amb/tiny-llama/latest@int8.amb").read_bytes()
+        assert (mount / SHARD).read_bytes()
+    assert b"link" in small.run("gc", check=False).stderr
+    assert os.listdir(elsewhere) == []
+
+
+# Names
+
+
+def outcome(call):
+    try:
+        call()
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def test_names_lead_nowhere_else(mounted, tmp_path):
+    (tmp_path / "beside").write_bytes(b"x")
+    at = os.fsencode(mounted.at)
+    for name, expected in [
+        (b"x" * 255, errno.ENOENT),
+        (b"x" * 256, errno.ENAMETOOLONG),
+        (b"x" * 1025, errno.ENAMETOOLONG),
+        (b"\xff\xfe", errno.ENOENT),
+        (b"new\nline", errno.ENOENT),
+        (b"safetensors\\..\\x", errno.ENOENT),
+        (b"safetensors/tiny-llama/latest/\xc3\x28", errno.ENOENT),
+        (b"safetensors/tiny-llama/latest/..%2f", errno.ENOENT),
+        (b"safetensors/./tiny-llama/../tiny-llama/latest", 0),
+        # The kernel itself goes up, out of any file system.
+        (b"../beside", 0),
+    ]:
+        assert outcome(lambda: os.stat(at + b"/" + name)) == expected, name
+    with pytest.raises(ValueError):
+        os.stat(at + b"/a\0b")
+
+
+def hostile(store: Path, names: list[str]):
+    """A manifest whose files and tensors have these names; their content is one word."""
+    (store / "manifests/registry.ollama.ai/library/hostile").mkdir(parents=True, exist_ok=True)
+
+    def put(data: bytes):
+        name = hashlib.sha256(data).hexdigest()
+        (store / "blobs" / f"sha256-{name}").write_bytes(data)
+        return {"digest": f"sha256:{name}", "size": len(data)}
+
+    header = b'{"data":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    header += b" " * (-len(header) % 8)
+    tensor = put(len(header).to_bytes(8, "little") + header + b"word")
+    layers = []
+    for name in names:
+        layers.append({"mediaType": "application/vnd.ollama.image.json", "name": name, **put(b"{}")})
+        layers.append({"mediaType": "application/vnd.ollama.image.tensor", "name": name, "dtype": "U8", "shape": [4], **tensor})
+    config = {"mediaType": "application/vnd.docker.container.image.v1+json", **put(b'{"model_format":"safetensors"}')}
+    manifest = {"schemaVersion": 2, "mediaType": "", "config": config, "layers": layers}
+    (store / "manifests/registry.ollama.ai/library/hostile/latest").write_text(json.dumps(manifest))
+
+
+def test_no_name_of_a_hostile_manifest_is_shown_that_is_none(small, tmp_path):
+    names = ["../../up", "/etc/passwd", "a/../../b", "a\0b", "new\nline", "n" * 300, "..", ".", "", "a//b", "\x1b[31m", "good.json", "x/" * 3000]
+    hostile(small.path, names)
+    before = {path for path in tmp_path.rglob("*")}
+    with Mount(small, tmp_path / "mnt") as mount:
+        shown = walk(mount.at)
+        assert any("hostile" in name for name in shown)
+        for name in shown:
+            assert not any(ord(char) < 32 for char in name), name
+            assert all(0 < len(os.fsencode(part)) <= 255 and part != ".." for part in name.split("/")), name
+        assert not any(name.endswith(("/up", "passwd")) and "/.." in name for name in shown)
+        done = small.run("export", "safetensors/hostile/latest", tmp_path / "copy", check=False)
+        assert done.returncode in (0, 1)
+    new = {path for path in tmp_path.rglob("*")} - before
+    assert all(str(path).startswith((str(tmp_path / "copy"), str(tmp_path / "mnt"), str(small.path / ".wmount"))) for path in new)
+
+
+# The process
+
+
+def process(mount_at) -> dict[str, str]:
+    pid = json.loads((mount_at / ".wmount/status.json").read_bytes())["pid"]
+    text = Path(f"/proc/{pid}/status").read_text()
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def threads_of(mount_at) -> list[str]:
+    pid = json.loads((mount_at / ".wmount/status.json").read_bytes())["pid"]
+    return [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+
+
+SYS_ADMIN, DAC_READ_SEARCH = 1 << 21, 1 << 2
+
+
+def test_roots_process_keeps_two_capabilities_and_gains_none(hers, place, models):
+    """And all goes on working: whole blobs by the kernel, news of models, repairs, unmounting."""
+    os.chmod(hers, 0o700)
+    at = place / "mnt"
+    run(hers, at)
+    for text in threads_of(at):
+        fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+        for which in ("CapEff", "CapPrm", "CapBnd"):
+            assert int(fields[which], 16) == SYS_ADMIN | DAC_READ_SEARCH, (fields["Name"], which, fields[which])
+        assert int(fields["CapInh"], 16) == int(fields["CapAmb"], 16) == 0
+        assert fields["NoNewPrivs"].strip() == "1"
+    status = json.loads((at / ".wmount/status.json").read_bytes())
+    assert status["passthrough"] == "on"
+    blob = max(blobs_of(hers, "tiny-llama"), key=lambda path: path.stat().st_size)
+    assert (at / "ollama@seed/blobs" / blob.name).read_bytes() == blob.read_bytes()
+    assert (at / "amb/tiny-llama/latest@int8.amb").read_bytes()
+    run("prepare", "tiny-llama@fp8", "-s", hers)
+    Store(hers).add(models / "inline.mlpackage", name="later")
+    assert eventually((at / "coreml/later/latest/inline.mlpackage/Manifest.json").exists)
+    assert eventually(lambda: "later:latest" in run("status", at).stdout.decode())
+    pid = status["pid"]
+    os.kill(pid, 15)
+    assert eventually(lambda: not os.path.ismount(at)), "it unmounts by itself"
+    run(hers, at)
+    run("umount", at)
+    assert not os.path.ismount(at)
+
+
+@contextlib.contextmanager
+def open_device():
+    mode = os.stat("/dev/fuse").st_mode & 0o777
+    if ROOT:
+        os.chmod("/dev/fuse", 0o666)
+    try:
+        yield
+    finally:
+        if ROOT:
+            os.chmod("/dev/fuse", mode)
+
+
+def test_an_ordinary_users_process_has_no_capability_and_can_unmount(hers, place):
+    shutil.copy(BINARY, place / "wmount")
+    os.chown(place / "mnt", ALICE, ALICE)
+    user = {"user": ALICE, "group": ALICE, "extra_groups": []}
+    env = {"HOME": str(hers), "PATH": os.environ["PATH"]}
+    with open_device():
+        child = subprocess.Popen([place / "wmount", "-f", hers, place / "mnt"], env=env, cwd="/", **user)
+        try:
+            assert eventually(lambda: f" {place}/mnt " in Path("/proc/mounts").read_text())
+            assert eventually(lambda: as_user(ALICE, "cat", place / "mnt" / MIXED).returncode == 0)
+            for status in Path(f"/proc/{child.pid}/task").glob("*/status"):
+                fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+                assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == 0
+            child.terminate()
+            assert child.wait(timeout=60) == 0
+        finally:
+            child.kill()
+        assert f" {place}/mnt " not in Path("/proc/mounts").read_text()
