@@ -75,12 +75,13 @@ def write_safetensors(path: Path, lengths: list[int]):
     text = json.dumps(header).encode()
     with open(path, "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
-        for length in lengths:
-            write_random(f, length)
+        for i, length in enumerate(lengths):
+            write_random(f, length, i)
 
 
-def write_random(f, length: int):
-    numbers = random.Random(length)
+def write_random(f, length: int, seed: int):
+    """Other bytes for each seed, so that no two tensors are one blob."""
+    numbers = random.Random(seed)
     while length:
         f.write(numbers.randbytes(min(length, 16 * MB)))
         length -= min(length, 16 * MB)
@@ -115,7 +116,7 @@ def write_package(path: Path, python: str, size: int):
 def make_files(plain: Path, size: int):
     plain.mkdir()
     with open(plain / FILES["whole"], "wb") as f:
-        write_random(f, size)
+        write_random(f, size, -1)
     # Lengths that are no multiple of anything, so that no tensor begins where a page does.
     write_safetensors(plain / FILES["large"], [size // 8 + 1000 * i + i for i in range(8)])
     write_safetensors(plain / FILES["small"], [4096 + i % 7 for i in range(size // 8 // 4096)])

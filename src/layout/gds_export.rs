@@ -6,9 +6,12 @@
 //! | `@raw` | the same, `.raw`: one validator refuses `.bin`, which torch uses for pickles too |
 //! | `@f16` | bf16 and f32 as fp16: oLLM's readers take the bits of bfloat16 for those of float16 |
 //! | `@fp8` | weights encoded for transport, each with a file of scales; see [`gds::Transport`] |
+//!
+//! A model of several components has such a directory for each of them.
 
 use std::collections::HashMap;
 
+use super::components::split;
 use super::{Anchor, Branch, Files, Layout, VirtualFile, model_dir};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -43,20 +46,10 @@ impl Layout for GdsExport {
         if model.tensors().is_empty() {
             return Err("it has no tensors".into());
         }
-        let mut stems: HashMap<String, &str> = HashMap::with_capacity(model.tensors().len());
-        for tensor in model.tensors() {
-            let stem = gds::file_stem(&tensor.name);
-            if gds::torch_name(tensor.dtype).is_none() {
-                return Err(format!("tensor {:?} is {}, which torch cannot name", tensor.name, tensor.dtype));
-            }
-            if stem.contains('/') || stem.len() + LONGEST_EXTENSION > 255 || check_path(&stem).is_err() {
-                return Err(format!("the name of tensor {:?} makes no file name", tensor.name));
-            }
-            if let Some(other) = stems.insert(stem, &tensor.name) {
-                return Err(format!("tensors {other:?} and {:?} would have the same file", tensor.name));
-            }
+        match split(model) {
+            Some(parts) => parts.iter().try_for_each(|(_, part)| check_names(part)),
+            None => check_names(model),
         }
-        Ok(())
     }
 
     fn anchors(&self, _name: &ModelName, path: &str) -> Vec<Anchor> {
@@ -64,7 +57,27 @@ impl Layout for GdsExport {
     }
 
     fn plan(&self, model: &Model, _files: Files<'_>) -> Result<Vec<Branch>> {
-        let mut export = Export::new(model, if *self == GdsExport::Raw { ".raw" } else { ".bin" });
+        let Some(parts) = split(model) else { return Ok(vec![self.export(model)?]) };
+        let mut branch = Branch::dir();
+        for (component, part) in parts {
+            branch.graft(&component, self.export(&part)?);
+        }
+        Ok(vec![branch])
+    }
+
+    fn variants(&self) -> &'static [(&'static str, &'static dyn Layout)] {
+        if *self == GDS_EXPORT { &VARIANTS } else { &[] }
+    }
+
+    fn overflow(&self, model: &Model, files: Files<'_>) -> Result<Option<String>> {
+        if *self == GdsExport::F16 { overflow(model, files) } else { Ok(None) }
+    }
+}
+
+impl GdsExport {
+    /// The directory of a model that has no components.
+    fn export(self, model: &Model) -> Result<Branch> {
+        let mut export = Export::new(model, if self == GdsExport::Raw { ".raw" } else { ".bin" });
         for tensor in model.tensors() {
             match (self, cast_of(tensor), rows_of(tensor)) {
                 (GdsExport::F16, Some(cast), _) => export.cast(tensor, cast)?,
@@ -75,14 +88,24 @@ impl Layout for GdsExport {
         }
         Ok(export.finish())
     }
+}
 
-    fn variants(&self) -> &'static [(&'static str, &'static dyn Layout)] {
-        if *self == GDS_EXPORT { &VARIANTS } else { &[] }
+/// Whether every tensor has a type and makes a file name of its own.
+fn check_names(model: &Model) -> Result<(), String> {
+    let mut stems: HashMap<String, &str> = HashMap::with_capacity(model.tensors().len());
+    for tensor in model.tensors() {
+        let stem = gds::file_stem(&tensor.name);
+        if gds::torch_name(tensor.dtype).is_none() {
+            return Err(format!("tensor {:?} is {}, which torch cannot name", tensor.name, tensor.dtype));
+        }
+        if stem.contains('/') || stem.len() + LONGEST_EXTENSION > 255 || check_path(&stem).is_err() {
+            return Err(format!("the name of tensor {:?} makes no file name", tensor.name));
+        }
+        if let Some(other) = stems.insert(stem, &tensor.name) {
+            return Err(format!("tensors {other:?} and {:?} would have the same file", tensor.name));
+        }
     }
-
-    fn overflow(&self, model: &Model, files: Files<'_>) -> Result<Option<String>> {
-        if *self == GdsExport::F16 { overflow(model, files) } else { Ok(None) }
-    }
+    Ok(())
 }
 
 /// The tensors of which values would become infinite as fp16, with their number.
@@ -201,7 +224,7 @@ impl<'a> Export<'a> {
     }
 
     /// Adds the manifest, whose digests are computed when it is read: its size does not depend on them.
-    fn finish(mut self) -> Vec<Branch> {
+    fn finish(mut self) -> Branch {
         let text = String::from_utf8(gds::render(&self.entries)).expect("JSON is UTF-8");
         // No text of the model's can hold this: its quotation marks are escaped.
         let marker = format!("\"checksum\": \"sha256:{DIGEST}\"");
@@ -215,7 +238,7 @@ impl<'a> Export<'a> {
             content.push_inline(part.as_bytes());
         }
         self.file(gds::MANIFEST, content);
-        vec![self.branch]
+        self.branch
     }
 }
 

@@ -4,6 +4,7 @@
 //! and its small files, so the same model gives the same bytes for ever.
 
 mod amb;
+mod components;
 mod coreml;
 mod gds_export;
 mod gguf;
@@ -126,6 +127,16 @@ impl Branch {
             Branch::Dir(children, _) => Some(children.entry(part.to_owned()).or_insert_with(Branch::dir)),
             Branch::File(_) => None,
         })
+    }
+
+    /// Puts another directory's entries into the one at a plain path, or here if that is empty; what stands there stays.
+    pub fn graft(&mut self, path: &str, other: Branch) {
+        let place = if path.is_empty() { Some(self) } else { self.place(path) };
+        if let (Some(Branch::Dir(children, _)), Branch::Dir(others, _)) = (place, other) {
+            for (name, branch) in others {
+                children.entry(name).or_insert(branch);
+            }
+        }
     }
 
     /// Puts a file at a plain path; what stands there already stays.

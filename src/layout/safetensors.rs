@@ -1,12 +1,10 @@
 //! `safetensors/<model>/...`: the imported directory, or one made of the model's tensors and files.
 //!
-//! A made directory has a weight file for the model and one for each of its components, which are the directories of
-//! its JSON files: `text_encoder/x` is the tensor `x` of `text_encoder/`, and `draft.x` that of `draft/`.
+//! A made directory has a weight file for the model and one for each of its [components](super::components).
 
 mod mlx;
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use super::components::{Named, components};
 use super::{Anchor, Branch, Files, Layout, VirtualFile, model_dir, source_branch};
 use crate::error::Result;
 use crate::extent::ExtentMap;
@@ -72,27 +70,6 @@ impl Layout for Safetensors {
         }
         Ok(vec![branch])
     }
-}
-
-/// A tensor under the name that it has in its file.
-struct Named<'a> {
-    name: String,
-    tensor: &'a Tensor,
-}
-
-/// The tensors by component; the model proper is the component without a name.
-fn components(model: &Model) -> BTreeMap<&str, Vec<Named<'_>>> {
-    let json = model.files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".json"));
-    let dirs: BTreeSet<&str> = json.filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
-    let mut components: BTreeMap<&str, Vec<Named<'_>>> = BTreeMap::new();
-    for tensor in model.tensors() {
-        let draft = tensor.name.strip_prefix("draft.").and_then(|name| Some((*dirs.get("draft")?, name)));
-        let slashes = tensor.name.match_indices('/').rev();
-        let component = slashes.filter_map(|(at, _)| Some((*dirs.get(&tensor.name[..at])?, &tensor.name[at + 1..])));
-        let (component, name) = draft.or(component.into_iter().next()).unwrap_or(("", &tensor.name));
-        components.entry(component).or_default().push(Named { name: name.into(), tensor });
-    }
-    components
 }
 
 /// What loaders call the one weight file of a directory: diffusers has its own word.

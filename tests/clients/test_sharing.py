@@ -52,6 +52,17 @@ def test_models_that_share_a_text_encoder_store_it_once(images, tmp_path):
                 path = mount / "ollama@seed/blobs" / tensor["digest"].replace(":", "-")
                 assert digest(path) == tensor["digest"][7:]
                 assert readers.safetensors(path)["data"].shape == tuple(tensor["shape"])
+        for component in ("text_encoder", "transformer", "vae"):
+            source = readers.safetensors(one / component / "model.safetensors")
+            for export in ("one/latest", "one/latest@fp8"):
+                directory = mount / "gds_export" / export / component
+                manifest = json.loads((directory / "manifest.json").read_bytes())
+                assert {name: entry["shape"] for name, entry in manifest.items()} == {n: list(t.shape) for n, t in source.items()}
+                assert {e["path"] for e in manifest.values()} <= set(os.listdir(directory))
+            for name, tensor in source.items():
+                path = mount / "gds_export/one/latest" / component / (name.replace(".", "__") + ".bin")
+                assert path.read_bytes() == tensor.data
+        assert not (mount / "gds_export/one/latest/manifest.json").exists()
         common = {n for n in layers["one"] if layers["one"][n] == layers["two"][n]}
         assert common == {f"text_encoder/layers.{n}.weight" for n in range(3)}
 

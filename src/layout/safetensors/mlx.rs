@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value, json};
 
-use super::Named;
+use super::super::components::Named;
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::format::{BlobBytes, safetensors};
