@@ -8,6 +8,7 @@ set -eu
 fuse
 tool fusermount3 fuse3 # the tests mount as an ordinary user, too
 tool strace strace     # they stop commands at system calls
+tool fio fio           # a writer and checker of patterns
 tool mkfs.ext4 e2fsprogs
 rust rustfmt clippy
 venv

@@ -73,7 +73,9 @@ def log_of(mount) -> str:
 
 
 def files_of(mount) -> list[str]:
-    names = [name for name, s in walk(mount.at).items() if not name.startswith(".wmount") and os.path.isfile(mount / name)]
+    names = [
+        name for name, s in walk(mount.at).items() if not name.startswith(".wmount") and os.path.isfile(mount / name)
+    ]
     return [*names, COMPUTED]
 
 

@@ -45,7 +45,9 @@ def hers(place, small) -> Path:
 
 
 def as_user(uid, *args) -> subprocess.CompletedProcess:
-    return subprocess.run([str(a) for a in args], capture_output=True, user=uid, group=uid, extra_groups=[], cwd="/", timeout=60)
+    return subprocess.run(
+        [str(a) for a in args], capture_output=True, user=uid, group=uid, extra_groups=[], cwd="/", timeout=60
+    )
 
 
 def reads(uid, path) -> bool:
@@ -79,7 +81,12 @@ def test_root_shows_nobody_what_he_could_not_read_before(hers, place):
     own = blobs_of(hers, "tiny-llama") - blobs_of(hers, "mixed")
     os.chmod(sorted(own)[0], 0o600)
     run("--allow-other", hers, place / "mnt")
-    for inside in [SHARD, "amb/tiny-llama/latest.amb", "amb/tiny-llama/latest@int8.amb", "original/tiny-llama/latest/tiny-llama/config.json"]:
+    for inside in [
+        SHARD,
+        "amb/tiny-llama/latest.amb",
+        "amb/tiny-llama/latest@int8.amb",
+        "original/tiny-llama/latest/tiny-llama/config.json",
+    ]:
         path = place / "mnt" / inside
         assert reads(ALICE, path) and not reads(BOB, path), inside
         assert path.read_bytes(), "root reads all"
@@ -255,14 +262,30 @@ def hostile(store: Path, names: list[str]):
     layers = []
     for name in names:
         layers.append({"mediaType": "application/vnd.ollama.image.json", "name": name, **put(b"{}")})
-        layers.append({"mediaType": "application/vnd.ollama.image.tensor", "name": name, "dtype": "U8", "shape": [4], **tensor})
+        layers.append(
+            {"mediaType": "application/vnd.ollama.image.tensor", "name": name, "dtype": "U8", "shape": [4], **tensor}
+        )
     config = {"mediaType": "application/vnd.docker.container.image.v1+json", **put(b'{"model_format":"safetensors"}')}
     manifest = {"schemaVersion": 2, "mediaType": "", "config": config, "layers": layers}
     (store / "manifests/registry.ollama.ai/library/hostile/latest").write_text(json.dumps(manifest))
 
 
 def test_no_name_of_a_hostile_manifest_is_shown_that_is_none(small, tmp_path):
-    names = ["../../up", "/etc/passwd", "a/../../b", "a\0b", "new\nline", "n" * 300, "..", ".", "", "a//b", "\x1b[31m", "good.json", "x/" * 3000]
+    names = [
+        "../../up",
+        "/etc/passwd",
+        "a/../../b",
+        "a\0b",
+        "new\nline",
+        "n" * 300,
+        "..",
+        ".",
+        "",
+        "a//b",
+        "\x1b[31m",
+        "good.json",
+        "x/" * 3000,
+    ]
     hostile(small.path, names)
     before = {path for path in tmp_path.rglob("*")}
     with Mount(small, tmp_path / "mnt") as mount:
@@ -275,7 +298,10 @@ def test_no_name_of_a_hostile_manifest_is_shown_that_is_none(small, tmp_path):
         done = small.run("export", "safetensors/hostile/latest", tmp_path / "copy", check=False)
         assert done.returncode in (0, 1)
     new = {path for path in tmp_path.rglob("*")} - before
-    assert all(str(path).startswith((str(tmp_path / "copy"), str(tmp_path / "mnt"), str(small.path / ".wmount"))) for path in new)
+    assert all(
+        str(path).startswith((str(tmp_path / "copy"), str(tmp_path / "mnt"), str(small.path / ".wmount")))
+        for path in new
+    )
 
 
 # The process
