@@ -284,6 +284,11 @@ impl Place {
         Place { path, ..self.clone() }
     }
 
+    /// The path below the anchor.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
     /// The node that stands here.
     pub fn node(&self) -> Result<Arc<Node>> {
         let root = self.entry.planned(self.view)?[self.anchor].clone();

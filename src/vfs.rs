@@ -3,6 +3,7 @@
 //! A read needs no handle. The one lock on the way is around the snapshot and held for a clone, never across I/O.
 //! Nodes that were handed out stay readable when their model is gone from the snapshot: open files still name them.
 
+mod place;
 mod status;
 
 use std::collections::hash_map::Entry;
@@ -182,6 +183,8 @@ type VariantKey = (Arc<Found>, usize, usize);
 pub struct Vfs {
     store: Arc<Store>,
     tree: RwLock<Arc<Tree>>,
+    /// Held while the store is looked through, so that no older snapshot takes the place of a newer one.
+    refreshing: Mutex<()>,
     inodes: DashMap<u64, Inode>,
     /// Models with open files; each keeps its blobs from `gc`.
     open: Mutex<HashMap<Arc<Found>, OpenFiles>>,
@@ -218,6 +221,7 @@ impl Vfs {
         Ok(Vfs {
             store,
             tree: RwLock::new(Arc::new(tree)),
+            refreshing: Mutex::default(),
             inodes,
             open: Mutex::default(),
             meters: Arc::default(),
@@ -242,18 +246,6 @@ impl Vfs {
     /// The current snapshot.
     pub fn tree(&self) -> Arc<Tree> {
         self.tree.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Looks at the store's manifests again; `true` if models came, went or changed.
-    pub fn refresh(&self) -> Result<bool> {
-        let found = self.store.find()?;
-        let old = self.tree();
-        if old.entries().iter().map(|entry| &*entry.found).eq(found.iter()) {
-            return Ok(false);
-        }
-        let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
-        *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
-        Ok(true)
     }
 
     /// Says that the user `mine` shows this to all others: what belongs to somebody else is then shown to those alone who
@@ -292,6 +284,7 @@ impl Vfs {
             return Ok(Vec::new());
         }
         new.iter().for_each(|digest| self.store.reopen(digest));
+        let _one = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         // What was planned from damaged headers and configs is planned anew.
         let tree = Arc::new(Tree::new(&self.store, self.store.find()?, None, self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = tree;
