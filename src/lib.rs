@@ -34,5 +34,6 @@ pub mod tree;
 pub mod prepare;
 mod meter;
 pub mod vfs;
+pub mod ingest;
 pub mod front;
 pub mod cli;

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use super::stage::sync_dir;
-use super::{Dir, Found, Store, children};
+use super::{Dir, Found, Lock, Store, children};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::format::ollama::Manifest;
@@ -41,7 +41,10 @@ impl Store {
 
     /// Removes a model; its blobs stay until [`Store::gc`].
     pub fn remove(&self, name: &ModelName) -> Result<()> {
-        let _lock = self.lock()?;
+        self.remove_locked(name, &self.lock()?)
+    }
+
+    pub(super) fn remove_locked(&self, name: &ModelName, _lock: &Lock) -> Result<()> {
         let found = self.find_one(name)?;
         let removed = self.own_path("removed")?;
         fs::create_dir_all(&removed).at(&removed)?;
@@ -96,19 +99,8 @@ impl Store {
         for found in self.find()? {
             reached.extend(self.manifest(&found)?.blobs().map(|layer| layer.digest));
         }
-        let mut report = GcReport::default();
-        for path in self.removed_manifests()? {
-            let file = File::open(&path).at(&path)?;
-            match file.try_lock() {
-                Ok(()) => fs::remove_file(&path).at(&path)?,
-                Err(fs::TryLockError::WouldBlock) => {
-                    let bytes = fs::read(&path).at(&path)?;
-                    reached.extend(Manifest::parse(&bytes).at(&path)?.blobs().map(|layer| layer.digest));
-                    report.in_use += 1;
-                }
-                Err(fs::TryLockError::Error(error)) => return Err(Error::io(&path, error)),
-            }
-        }
+        let mut report = GcReport { in_use: self.reach_removed(&mut reached)?, ..GcReport::default() };
+        self.clean_ingest()?;
         let dir = self.root.join("blobs");
         for name in children(&dir)? {
             // What has no blob's name is not ours to remove: ollama keeps partial downloads here.
@@ -129,6 +121,24 @@ impl Store {
             let _ = fs::remove_dir_all(self.own_path("memo")?);
         }
         Ok(report)
+    }
+
+    /// Adds what removed models reach that a mount has open, and forgets the others; how many are open.
+    pub(super) fn reach_removed(&self, reached: &mut HashSet<Digest>) -> Result<u64> {
+        let mut in_use = 0;
+        for path in self.removed_manifests()? {
+            let file = File::open(&path).at(&path)?;
+            match file.try_lock() {
+                Ok(()) => fs::remove_file(&path).at(&path)?,
+                Err(fs::TryLockError::WouldBlock) => {
+                    let bytes = fs::read(&path).at(&path)?;
+                    reached.extend(Manifest::parse(&bytes).at(&path)?.blobs().map(|layer| layer.digest));
+                    in_use += 1;
+                }
+                Err(fs::TryLockError::Error(error)) => return Err(Error::io(&path, error)),
+            }
+        }
+        Ok(in_use)
     }
 
     fn removed_manifests(&self) -> Result<Vec<PathBuf>> {

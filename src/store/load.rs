@@ -19,7 +19,7 @@ const MAX_MODEL: u64 = 1 << 60;
 
 impl Store {
     /// The bytes of a manifest.
-    pub(super) fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
+    pub fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
         let path = self.manifest_path(&found.name);
         let mut bytes = Vec::new();
         let manifests = Dir::open(&self.manifests_dir()).at(&path)?;
@@ -49,10 +49,7 @@ impl Store {
         let bytes = self.manifest_bytes(found)?;
         let path = self.manifest_path(&found.name);
         let manifest = Manifest::parse(&bytes).at(&path)?;
-        let sum = manifest.blobs().try_fold(0, |sum: u64, layer| sum.checked_add(layer.size));
-        if sum.is_none_or(|sum| sum > MAX_MODEL) {
-            return Err(Error::format(path, Fault::new(0, "the sizes of its layers cannot be true")));
-        }
+        check_sizes(&manifest).at(path)?;
         let mut model = Model {
             name: found.name.clone(),
             tensors: Vec::new(),
@@ -172,6 +169,15 @@ impl Store {
             named: None,
         };
         Ok(header.tensors.into_iter().map(tensor).collect())
+    }
+}
+
+/// Refuses a manifest whose sizes would overflow.
+pub(super) fn check_sizes(manifest: &Manifest) -> Result<(), Fault> {
+    let sum = manifest.blobs().try_fold(0, |sum: u64, layer| sum.checked_add(layer.size));
+    match sum {
+        Some(sum) if sum <= MAX_MODEL => Ok(()),
+        _ => Err(Fault::new(0, "the sizes of its layers cannot be true")),
     }
 }
 

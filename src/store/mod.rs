@@ -3,7 +3,7 @@
 //! ```text
 //! <store>/blobs/sha256-<64 hex>
 //! <store>/manifests/<host>/<namespace>/<name>/<tag>
-//! <store>/.wmount/                 lock, files being written, memos, manifests of removed models
+//! <store>/.wmount/                 lock, files being written, memos, manifests of removed models, what `--ingest` took in
 //! ```
 //!
 //! Readers need no lock: a blob appears complete or not at all, and a manifest after its blobs. Writers hold
@@ -15,6 +15,7 @@ mod blobs;
 mod check;
 mod gc;
 pub mod import;
+pub mod ingest;
 mod load;
 mod memo;
 mod repair;
@@ -25,7 +26,7 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
@@ -208,13 +209,38 @@ impl Store {
 
     /// Takes the writers' lock, or says that another process has it.
     pub fn lock(&self) -> Result<Lock> {
-        let path = self.own_path("lock")?;
-        let file = File::options().create(true).truncate(false).write(true).open(&path).at(&path)?;
+        /// A mount with `--ingest` holds it for moments, which are worth waiting for; an import is not.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let began = Instant::now();
+        loop {
+            match self.try_lock()? {
+                Some(lock) => return Ok(lock),
+                None if began.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+                None => return Err(Error::Locked(self.root.clone())),
+            }
+        }
+    }
+
+    /// Takes the writers' lock if nobody has it.
+    fn try_lock(&self) -> Result<Option<Lock>> {
+        let (path, file) = self.lock_file("lock")?;
         match file.try_lock() {
-            Ok(()) => Ok(Lock(file)),
-            Err(fs::TryLockError::WouldBlock) => Err(Error::Locked(self.root.clone())),
+            Ok(()) => Ok(Some(Lock(file))),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(Error::io(&path, error)),
         }
+    }
+
+    /// Takes the writers' lock when whoever has it is done.
+    fn wait_for_lock(&self) -> Result<Lock> {
+        let (path, file) = self.lock_file("lock")?;
+        file.lock().at(&path).map(|()| Lock(file))
+    }
+
+    fn lock_file(&self, name: &str) -> Result<(PathBuf, File)> {
+        let path = self.own_path(name)?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path).at(&path)?;
+        Ok((path, file))
     }
 
     /// Block size in bytes, blocks and free blocks of the file system.

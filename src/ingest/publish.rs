@@ -1,0 +1,205 @@
+//! From what was written to blobs and models, and back.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::PoisonError;
+use std::time::SystemTime;
+
+use super::{BLOBS, Ingest, MANIFESTS, Name, Pending, State, model_at};
+use crate::digest::Digest;
+use crate::error::{AtPath, Error, Fault, Result};
+use crate::format::ollama::{Layer, MAX_MANIFEST, Manifest};
+use crate::model::ModelName;
+use crate::store::Found;
+use crate::store::ingest::Progress;
+
+impl Ingest {
+    /// Checks that a file has the content of a blob, and lets nobody write to it any more.
+    pub(super) fn check(&self, pending: &Pending, digest: &Digest) -> Result<()> {
+        let place = {
+            let mut state = pending.state();
+            if std::mem::replace(&mut state.sealed, true) {
+                // It is one already; two blobs with one content there are not.
+                let path = format!("{BLOBS}/{}", digest.file_name());
+                return if state.path == path {
+                    Ok(())
+                } else {
+                    Err(Error::Invalid(format!("{path} has other content")))
+                };
+            }
+            state.place.clone()
+        };
+        let gone = || Error::NotFound(pending.state().path.clone());
+        let checked = place.ok_or_else(gone).and_then(|place| self.dir.finish(&place, &pending.progress(), digest));
+        checked.inspect_err(|_| pending.state().sealed = false)
+    }
+
+    /// Makes a finished blob of a file that has a blob's name already.
+    pub(super) fn seal(&self, pending: &Pending, digest: &Digest) -> Result<()> {
+        self.check(pending, digest)?;
+        let _state = self.state();
+        let mut inner = pending.state();
+        if let Some(place) = &inner.place {
+            inner.place = Some(self.dir.rename(place, &digest.file_name())?);
+        }
+        Ok(())
+    }
+
+    /// Makes a model of a manifest that was written; nothing if it is not whole yet, which is an error at the `last`
+    /// moment.
+    pub(super) fn publish(&self, pending: &Pending, file: &File, last: bool) -> Result<()> {
+        let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = pending.state().path.clone();
+        let (true, Some(name)) = (pending.state().dirty, model_at(&path)) else { return Ok(()) };
+        let len = file.metadata().at(&path)?.len();
+        if len > MAX_MANIFEST {
+            return Err(Error::format(path, Fault::new(0, "is too long for a manifest")));
+        }
+        let mut bytes = vec![0; len as usize];
+        file.read_exact_at(&mut bytes, 0).at(&path)?;
+        let manifest = match Manifest::parse(&bytes) {
+            Ok(manifest) => manifest,
+            Err(fault) if last && !bytes.is_empty() => return Err(Error::format(path, fault)),
+            Err(_) => return Ok(()),
+        };
+        pending.state().dirty = false;
+        let made = self.make_model(&name, &manifest, &bytes);
+        pending.state().published = made.is_ok();
+        let mut state = self.state();
+        if matches!(state.names.get(&path), Some(Name::File(ino)) if *ino == pending.ino) {
+            // The tree has it, or nothing has.
+            self.drop_name(&mut state, &path);
+        }
+        made
+    }
+
+    fn make_model(&self, name: &ModelName, manifest: &Manifest, bytes: &[u8]) -> Result<()> {
+        let old = self.manifest_of(name);
+        let mut made = HashSet::new();
+        let done = match self.same_model(bytes) {
+            // What `ollama/` shows of a model is less than the store has of it.
+            Some(own) => self.dir.publish(name, &own),
+            None => manifest
+                .blobs()
+                .try_for_each(|layer| self.provide(layer, &mut made))
+                .and_then(|()| self.dir.publish(name, bytes)),
+        };
+        let done = done.and_then(|published| self.vfs.refresh().map(|_| published));
+        let mut state = self.state();
+        for digest in &made {
+            self.dir.remove(&self.dir.path(&digest.file_name()));
+        }
+        for layer in done?.blobs() {
+            self.drop_name(&mut state, &format!("{BLOBS}/{}", layer.digest.file_name()));
+        }
+        for dir in dirs_above(name) {
+            state.names.remove(&dir);
+        }
+        self.leave_blobs(&mut state, old);
+        Ok(())
+    }
+
+    fn manifest_of(&self, name: &ModelName) -> Option<Manifest> {
+        let store = self.vfs.store();
+        store.manifest(&store.find_one(name).ok()?).ok()
+    }
+
+    /// Keeps showing the blobs that ollama saw of a model which is no longer: it removes them itself.
+    fn leave_blobs(&self, state: &mut State, old: Option<Manifest>) {
+        for layer in
+            old.iter().filter(|old| old.is_foreign()).flat_map(Manifest::blobs).filter(|layer| !layer.is_ours())
+        {
+            let path = format!("{BLOBS}/{}", layer.digest.file_name());
+            if let (Err(Error::NotFound(_)), Some(place)) = (self.stat(state, &path), self.dir.stored(&layer.digest)) {
+                self.add(state, path, place, true);
+            }
+        }
+    }
+
+    /// The stored manifest of a model that `ollama/` shows with this manifest, if the two differ.
+    fn same_model(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let store = self.vfs.store();
+        let is_same = |found: &Found| {
+            let own = store.manifest(found).ok()?;
+            if own.is_foreign() && !own.has_ours() {
+                return None;
+            }
+            let shown = self.vfs.resolve(&format!("{MANIFESTS}/{}", found.name.manifest_path())).ok()?;
+            let mut text = vec![0; bytes.len()];
+            let is_same = shown.size == bytes.len() as u64
+                && self.vfs.read(shown.ino, 0, &mut text).is_ok_and(|len| len == bytes.len())
+                && text == bytes;
+            if is_same { store.manifest_bytes(found).ok() } else { None }
+        };
+        self.vfs.tree().entries().iter().find_map(|entry| is_same(&entry.found))
+    }
+
+    /// Sees to it that a blob which a manifest names is one of the store or finished here: what is put together when
+    /// it is read becomes a blob of its own.
+    fn provide(&self, layer: &Layer, made: &mut HashSet<Digest>) -> Result<()> {
+        if self.dir.has(&layer.digest, layer.size) {
+            return Ok(());
+        }
+        let name = layer.digest.file_name();
+        let shown = self.vfs.resolve(&format!("{BLOBS}/{name}")).ok().filter(|attr| attr.size == layer.size);
+        let shown =
+            shown.ok_or_else(|| Error::Invalid(format!("the manifest names {}, which is not there", layer.digest)))?;
+        let stored_as = format!("new-{:016x}", self.new_ino());
+        let place = self.dir.path(&stored_as);
+        let copy = || {
+            let file = self.dir.create(&stored_as)?;
+            let (mut progress, mut buf, mut offset) = (Progress::default(), vec![0; 1 << 20], 0);
+            while offset < shown.size {
+                let len = self.vfs.read(shown.ino, offset, &mut buf)?;
+                if len == 0 {
+                    return Err(Error::Damaged { digest: layer.digest, fault: "it is shorter than it seems".into() });
+                }
+                file.write_all_at(&buf[..len], offset).at(&name)?;
+                progress.wrote(offset, &buf[..len]);
+                offset += len as u64;
+            }
+            self.dir.finish(&place, &progress, &layer.digest)?;
+            self.dir.rename(&place, &name).map(drop)
+        };
+        // Whoever has the model open keeps its blobs from gc.
+        self.vfs.open(shown.ino)?;
+        let copied = copy();
+        self.vfs.release(shown.ino);
+        copied.inspect_err(|_| self.dir.remove(&place))?;
+        made.insert(layer.digest);
+        Ok(())
+    }
+
+    /// Removes a model whose manifest was removed. The directories above it stay until they are removed, too.
+    pub(super) fn remove_model(&self, name: &ModelName) -> Result<()> {
+        let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let (old, now) = (self.manifest_of(name), SystemTime::now());
+        state.names.extend(dirs_above(name).map(|dir| (dir, Name::Dir(now))));
+        drop(state);
+        let removed = self.dir.remove_model(name).and_then(|()| self.vfs.refresh());
+        let mut state = self.state();
+        for dir in dirs_above(name).filter(|dir| self.vfs.resolve(dir).is_ok()) {
+            state.names.remove(&dir);
+        }
+        self.leave_blobs(&mut state, old);
+        removed.map(drop)
+    }
+
+    /// Removes a blob that the tree does not show, if the store has it and no manifest names it.
+    pub(super) fn remove_blob(&self, digest: &Digest) -> bool {
+        self.dir.remove_blob(digest).unwrap_or_else(|error| {
+            tracing::debug!("{digest} stays until wmount gc: {error}");
+            false
+        })
+    }
+}
+
+/// The directories that hold a model's manifest, the innermost last.
+fn dirs_above(name: &ModelName) -> impl Iterator<Item = String> {
+    let host = format!("{MANIFESTS}/{}", name.host);
+    let namespace = format!("{host}/{}", name.namespace);
+    let model = format!("{namespace}/{}", name.name);
+    [host, namespace, model].into_iter()
+}

@@ -1,0 +1,302 @@
+//! What another program writes into the store through a mount: unfinished files and finished blobs that no manifest
+//! names yet, in `.wmount/ingest/`, and what makes a model of them.
+//!
+//! A blob gets its name there when its content was hashed and is durable, so what has a blob's name is one. It moves
+//! to `blobs/` under the writers' lock, together with the manifest that names it: `gc` never meets it in between.
+
+use std::collections::HashSet;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::load::check_sizes;
+use super::stage::{Stage, write_durably};
+use super::{Found, Store, children};
+use crate::digest::{Digest, Hasher};
+use crate::error::{AtPath, Error, Result};
+use crate::format::ollama::Manifest;
+use crate::model::ModelName;
+
+const DIR: &str = "ingest";
+/// Held by the one process that uses the directory.
+const LOCK: &str = "ingest.lock";
+
+/// The files that one mount takes in.
+#[derive(Debug)]
+pub struct IngestDir {
+    store: Arc<Store>,
+    dir: PathBuf,
+    reached: Mutex<Reached>,
+    _lock: File,
+}
+
+/// What manifests reach, as long as they stay as they are.
+type Reached = (Vec<Found>, HashSet<Digest>);
+
+/// The hash of the beginning of a file.
+#[derive(Default)]
+pub struct Progress {
+    hasher: Hasher,
+    len: u64,
+}
+
+impl Progress {
+    /// Goes on if these bytes come next, and begins again if they change what was hashed.
+    pub fn wrote(&mut self, offset: u64, bytes: &[u8]) {
+        if offset == self.len {
+            self.hasher.update(bytes);
+            self.len += bytes.len() as u64;
+        } else {
+            self.cut(offset);
+        }
+    }
+
+    /// Forgets everything if the file was changed from `len` on.
+    pub fn cut(&mut self, len: u64) {
+        if len < self.len {
+            *self = Progress::default();
+        }
+    }
+
+    fn finish(&self, file: &File) -> std::io::Result<Digest> {
+        let (mut hasher, mut offset, mut buf) = (self.hasher.clone(), self.len, vec![0; 1 << 20]);
+        loop {
+            match file.read_at(&mut buf, offset)? {
+                0 => return Ok(hasher.finish()),
+                len => {
+                    hasher.update(&buf[..len]);
+                    offset += len as u64;
+                }
+            }
+        }
+    }
+}
+
+impl IngestDir {
+    /// Takes the directory for this process; what another one left there goes, but for finished blobs and downloads
+    /// that ollama resumes.
+    ///
+    /// # Errors
+    /// A store that cannot be written to; another mount that takes in files for it.
+    pub fn open(store: Arc<Store>) -> Result<IngestDir> {
+        let shown = store.root().display();
+        let cannot = |error: Error| Error::Invalid(format!("--ingest writes into the store {shown}: {error}"));
+        let lock = store.try_ingest().map_err(cannot)?.ok_or_else(|| {
+            Error::Invalid(format!("{shown}: another mount with --ingest takes in files for this store"))
+        })?;
+        let dir = store.own_path(DIR)?;
+        if !dir.exists() {
+            fs::create_dir(&dir).at(&dir).map_err(cannot)?;
+        }
+        let found = IngestDir { store: store.clone(), dir, reached: Mutex::default(), _lock: lock };
+        for name in children(&found.dir)?.iter().filter(|name| !is_resumable(name)) {
+            found.remove(&found.path(name));
+        }
+        Ok(found)
+    }
+
+    /// The names of the files that are there.
+    pub fn names(&self) -> Result<Vec<String>> {
+        children(&self.dir)
+    }
+
+    /// The path of a file.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The path of a blob of the store, if it is there.
+    pub fn stored(&self, digest: &Digest) -> Option<PathBuf> {
+        let path = self.store.blob_path(digest);
+        fs::metadata(&path).is_ok_and(|found| found.is_file()).then_some(path)
+    }
+
+    /// Makes a file.
+    pub fn create(&self, name: &str) -> Result<File> {
+        let path = self.dir.join(name);
+        File::options().read(true).write(true).create(true).truncate(true).open(&path).at(path)
+    }
+
+    /// Gives a file another name.
+    pub fn rename(&self, path: &Path, to: &str) -> Result<PathBuf> {
+        let new = self.dir.join(to);
+        fs::rename(path, &new).at(path).map(|()| new)
+    }
+
+    /// Removes a file; one of the store itself stays.
+    pub fn remove(&self, path: &Path) {
+        if path.starts_with(&self.dir)
+            && let Err(error) = fs::remove_file(path)
+        {
+            tracing::debug!("{}: {error}", path.display());
+        }
+    }
+
+    /// Checks a file whose hash has come as far as `progress`, and makes it durable: it may have the blob's name then.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] if its content has another digest; it is then as it was.
+    pub fn finish(&self, path: &Path, progress: &Progress, digest: &Digest) -> Result<()> {
+        let file = File::open(path).at(path)?;
+        let actual = progress.finish(&file).at(path)?;
+        if actual != *digest {
+            return Err(Error::Damaged { digest: *digest, fault: format!("its content has the digest {actual}") });
+        }
+        file.set_permissions(Permissions::from_mode(0o444)).at(path)?;
+        file.sync_all().at(path)
+    }
+
+    /// Whether this is a finished blob here or one of the store's.
+    pub fn has(&self, digest: &Digest, len: u64) -> bool {
+        let paths = [self.dir.join(digest.file_name()), self.store.blob_path(digest)];
+        paths.iter().any(|path| fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == len))
+    }
+
+    /// Makes a model, or puts it in the place of one; its blobs are the store's then. Waits for other writers.
+    ///
+    /// # Errors
+    /// A manifest that is none, or that names what is neither a blob of the store nor a finished one here.
+    pub fn publish(&self, name: &ModelName, bytes: &[u8]) -> Result<Manifest> {
+        let path = self.store.manifest_path(name);
+        let manifest = Manifest::parse(bytes).at(&path)?;
+        check_sizes(&manifest).at(&path)?;
+        let lock = self.store.wait_for_lock()?;
+        let stage = Stage::new(&self.store, &lock)?;
+        for layer in manifest.blobs().filter(|layer| !stage.has(&layer.digest, layer.size)) {
+            stage.take(&self.dir.join(layer.digest.file_name()), &layer.digest, layer.size)?;
+        }
+        stage.flush()?;
+        if !fs::read(&path).is_ok_and(|old| old == bytes) {
+            if let Ok(old) = self.store.find_one(name) {
+                self.store.keep_removed(&old)?;
+            }
+            write_durably(&self.store.own_path("tmp")?, &path, bytes, || stage.keep())?;
+        }
+        stage.keep();
+        Ok(manifest)
+    }
+
+    /// Removes a model as `rm` does. Waits for other writers.
+    pub fn remove_model(&self, name: &ModelName) -> Result<()> {
+        let lock = self.store.wait_for_lock()?;
+        self.store.remove_locked(name, &lock)
+    }
+
+    /// Removes a blob of the store that no manifest reaches, as `gc` would; `false` if it stays.
+    pub fn remove_blob(&self, digest: &Digest) -> Result<bool> {
+        let path = self.store.blob_path(digest);
+        if fs::symlink_metadata(&path).is_err() {
+            return Ok(false);
+        }
+        // Who writes just now may be about to name it, and leaves it to the next gc.
+        let Some(_lock) = self.store.try_lock()? else { return Ok(false) };
+        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.store.find()?;
+        if reached.0 != found {
+            let mut digests = HashSet::new();
+            for found in &found {
+                digests.extend(self.store.manifest(found)?.blobs().map(|layer| layer.digest));
+            }
+            *reached = (found, digests);
+        }
+        let mut open = HashSet::new();
+        self.store.reach_removed(&mut open)?;
+        if reached.1.contains(digest) || open.contains(digest) {
+            return Ok(false);
+        }
+        fs::remove_file(&path).at(path).map(|()| true)
+    }
+}
+
+impl Store {
+    /// The lock of the directory; `None` if another process has it.
+    fn try_ingest(&self) -> Result<Option<File>> {
+        let (path, file) = self.lock_file(LOCK)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => Err(Error::io(path, error)),
+        }
+    }
+
+    /// Removes what a mount with `--ingest` left unfinished, if none is there.
+    pub(super) fn clean_ingest(&self) -> Result<()> {
+        let dir = self.own_path(DIR)?;
+        if dir.exists()
+            && let Some(_lock) = self.try_ingest()?
+        {
+            fs::remove_dir_all(&dir).at(dir)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether ollama goes on with what has this name when it pulls again, or finds it finished.
+pub fn is_resumable(name: &str) -> bool {
+    let Some((digest, rest)) = name.split_at_checked("sha256-".len() + 64) else { return false };
+    let part = rest.strip_prefix("-partial-").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
+    Digest::from_file_name(digest).is_some() && (part || ["", "-partial", ".tmp"].contains(&rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ollama_resumes_is_known_by_its_name() {
+        let digest = Digest::of(b"x").file_name();
+        for end in ["", "-partial", "-partial-0", "-partial-15", ".tmp"] {
+            assert!(is_resumable(&format!("{digest}{end}")), "{end}");
+        }
+        for name in
+            ["", "sha256-1234", "new-00", &digest[1..], &format!("{digest}-partial-"), &format!("{digest}-partial-x")]
+        {
+            assert!(!is_resumable(name), "{name}");
+        }
+        assert!(!is_resumable(&digest.to_uppercase()) && !is_resumable(&format!("{digest}x")));
+    }
+
+    #[test]
+    fn a_hash_follows_writes_in_order_and_begins_again_after_others() {
+        let file = tempfile::tempfile().expect("a file");
+        let writes: [(u64, &[u8]); 5] = [(0, b"abc"), (3, b"def"), (9, b"jkl"), (6, b"ghi"), (1, b"B")];
+        let mut progress = Progress::default();
+        for (offset, bytes) in writes {
+            file.write_all_at(bytes, offset).expect("written");
+            progress.wrote(offset, bytes);
+        }
+        assert_eq!(progress.finish(&file).expect("read"), Digest::of(b"aBcdefghijkl"));
+        progress.wrote(0, b"aBcdefghijkl");
+        progress.cut(5);
+        file.set_len(5).expect("cut");
+        assert_eq!(progress.finish(&file).expect("read"), Digest::of(b"aBcde"));
+    }
+
+    #[test]
+    fn half_written_files_go_and_what_can_be_resumed_stays() {
+        let place = tempfile::tempdir().expect("a directory");
+        let store = Arc::new(Store::create(place.path()).expect("a store"));
+        let blob = Digest::of(b"finished");
+        let kept = [format!("{}-partial", blob.file_name()), blob.file_name()];
+        let dir = IngestDir::open(store.clone()).expect("opened");
+        for name in kept.iter().map(String::as_str).chain(["new-1", "sha256-77"]) {
+            dir.create(name).expect("made").write_all_at(b"finished", 0).expect("written");
+        }
+        assert!(IngestDir::open(store.clone()).is_err(), "one at a time");
+        store.clean_ingest().expect("nothing to do");
+        assert_eq!(dir.names().expect("listed").len(), 4);
+        drop(dir);
+        let dir = IngestDir::open(store.clone()).expect("opened");
+        let mut names = dir.names().expect("listed");
+        names.sort_by_key(|name| std::cmp::Reverse(name.len()));
+        assert_eq!(names, kept);
+        let path = dir.path(&kept[0]);
+        assert!(dir.finish(&path, &Progress::default(), &Digest::of(b"x")).is_err());
+        dir.finish(&path, &Progress::default(), &blob).expect("it has this content");
+        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o444);
+        drop(dir);
+        store.gc().expect("gc");
+        assert!(!place.path().join(".wmount/ingest").exists());
+    }
+}
