@@ -142,6 +142,7 @@ impl Demo {
                 threads: None,
                 read: Mode::Auto,
                 tolerate_rw: false,
+                ingest: false,
             },
         )?;
         Ok((session, began.elapsed()))

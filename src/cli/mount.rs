@@ -36,6 +36,13 @@ pub struct MountArgs {
     /// Check the sha256 of each blob when it is first used; who reads one that is wrong gets an I/O error
     #[arg(long)]
     pub verify_on_read: bool,
+    /// Take in what ollama writes: `pull`, `create`, `cp` and `rm` with OLLAMA_MODELS=MOUNTPOINT/ollama work on the store
+    ///
+    /// Blobs are checked against their names, a model appears in every layout when its manifest is whole, and one that
+    /// is removed goes as with `wmount rm`. Everything but `ollama/` stays read only. This also writes into a store that
+    /// another program made. One mount of a store at a time can do this.
+    #[arg(long)]
+    pub ingest: bool,
     /// Threads that serve requests [default: one for each core, at least four]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
@@ -73,6 +80,7 @@ fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Resu
         allow_other: args.allow_other,
         tolerate_rw: args.tolerate_rw,
         threads: args.threads.map(NonZeroUsize::get),
+        ingest: args.ingest,
         read: args.read.map_or_else(read_from_environment, Ok)?,
     };
     Session::mount(vfs, &options)

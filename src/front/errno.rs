@@ -1,6 +1,7 @@
 //! The errno of every [`Error`], and the log line of those that mean damage.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,23 @@ pub fn errno(error: &Error) -> Errno {
         Error::Io { .. } | Error::Format { .. } | Error::Invalid(_) | Error::Damaged { .. } | Error::Locked(_) => {
             Errno::EIO
         }
+    }
+}
+
+/// What the kernel is told about an error of writing, where more than damage can be meant.
+pub fn write_errno(error: &Error) -> Errno {
+    match error {
+        Error::Io { source, .. } => match (source.raw_os_error(), source.kind()) {
+            (Some(code @ (libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EROFS)), _) => Errno::from_i32(code),
+            (Some(_), _) => Errno::EIO,
+            (None, io::ErrorKind::AlreadyExists) => Errno::EEXIST,
+            (None, io::ErrorKind::DirectoryNotEmpty) => Errno::ENOTEMPTY,
+            (None, io::ErrorKind::PermissionDenied) => Errno::EACCES,
+            (None, io::ErrorKind::FileTooLarge) => Errno::EFBIG,
+            _ => Errno::EIO,
+        },
+        Error::Invalid(_) | Error::Format { .. } => Errno::EINVAL,
+        other => errno(other),
     }
 }
 
@@ -61,7 +79,6 @@ impl Complaints {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::path::PathBuf;
 
     use super::*;
@@ -83,6 +100,23 @@ mod tests {
         ];
         for (error, expected) in table {
             assert_eq!(errno(&error).code(), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn who_writes_is_told_what_is_in_the_way() {
+        let table = [
+            (Error::io("x", io::Error::from_raw_os_error(libc::ENOSPC)), libc::ENOSPC),
+            (Error::io("x", io::Error::from_raw_os_error(libc::ENOENT)), libc::EIO),
+            (Error::io("x", io::ErrorKind::AlreadyExists.into()), libc::EEXIST),
+            (Error::io("x", io::ErrorKind::DirectoryNotEmpty.into()), libc::ENOTEMPTY),
+            (Error::io("x", io::ErrorKind::PermissionDenied.into()), libc::EACCES),
+            (Error::Invalid("x".into()), libc::EINVAL),
+            (Error::Damaged { digest: Digest::of(b""), fault: "other content".into() }, libc::EIO),
+            (Error::NotFound("x".into()), libc::ENOENT),
+        ];
+        for (error, expected) in table {
+            assert_eq!(write_errno(&error).code(), expected, "{error}");
         }
     }
 

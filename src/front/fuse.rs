@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::vfs::{Access, Attr, Kind, Listing, Vfs};
 
 /// For what cannot change while mounted.
-const LONG: Duration = Duration::from_secs(1_000_000);
+pub(super) const LONG: Duration = Duration::from_secs(1_000_000);
 /// For what can: the time after which a removed model is no longer found.
 const SHORT: Duration = Duration::from_secs(1);
 /// Requests of readahead and asynchronous reads that the kernel may have under way at a time (its default is 12).
@@ -39,7 +39,7 @@ const BACKGROUND: u16 = 64;
 const NAME_MAX: u32 = 255;
 const BLOCK: u32 = 4096;
 /// The numbers in use are hashes and never used again for other content, so one generation is enough.
-const GENERATION: Generation = Generation(0);
+pub(super) const GENERATION: Generation = Generation(0);
 /// In the handle of an open file: [`Passthrough`] counts it.
 const COUNTED: u64 = 1;
 
@@ -81,6 +81,18 @@ impl Fuse {
         self.passthrough.clone()
     }
 
+    pub(super) fn vfs(&self) -> &Vfs {
+        &self.vfs
+    }
+
+    pub(super) fn owner(&self) -> (u32, u32) {
+        self.owner
+    }
+
+    pub(super) fn file_mode(&self) -> u16 {
+        self.tolerance.mode()
+    }
+
     /// Asks the kernel for passthrough, if that can come to anything.
     fn negotiate_passthrough(&self, config: &mut KernelConfig) -> Result<(), &'static str> {
         if self.readpath.mode() != Mode::Auto {
@@ -109,7 +121,7 @@ impl Fuse {
         })
     }
 
-    fn file_attr(&self, attr: &Attr) -> FileAttr {
+    pub(super) fn file_attr(&self, attr: &Attr) -> FileAttr {
         let read = attr.access.mode;
         let (kind, perm) = match attr.kind {
             Kind::Dir => (FileType::Directory, read | read >> 2),

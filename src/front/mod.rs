@@ -13,6 +13,8 @@ pub mod passthrough;
 pub mod readpath;
 pub mod tolerate;
 pub mod fuse;
+pub mod answers;
+pub mod writes;
 pub mod watch;
 pub mod lookout;
 pub mod session;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
+use fuser::{BackgroundSession, Config, Filesystem, INodeNo, MountOption, Notifier, SessionACL};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -15,8 +15,10 @@ use super::mounts::{self, Mounted};
 use super::readpath::Mode;
 use super::tolerate::Tolerance;
 use super::watch::Watch;
+use super::writes::Writes;
 use super::{checks, privileges, readpath, sys, unmount};
 use crate::error::{AtPath, Error, Result};
+use crate::ingest::Ingest;
 use crate::vfs::Vfs;
 
 /// What to mount where. Every mount is nodev, nosuid, noexec, and its modes are checked by the kernel.
@@ -32,8 +34,10 @@ pub struct MountOptions {
     pub threads: Option<usize>,
     /// How files are read.
     pub read: Mode,
-    /// Whether files can be opened for writing, which is then refused; the mount is read-only otherwise.
+    /// Whether files can be opened for writing, which is then refused.
     pub tolerate_rw: bool,
+    /// Whether `ollama/` can be written to. With neither the mount is read-only.
+    pub ingest: bool,
 }
 
 /// A mount that answers. Dropping it unmounts.
@@ -42,10 +46,12 @@ pub struct Session {
     vfs: Arc<Vfs>,
     store: PathBuf,
     signals: Option<Signals>,
-    serving: Option<JoinHandle<io::Result<()>>>,
+    serving: Option<Serving>,
     notifier: Notifier,
     _lookout: Lookout,
 }
+
+type Serving = JoinHandle<io::Result<()>>;
 
 impl Session {
     /// Mounts `vfs` and serves it from threads of its own. If root does so, this thread gives up the rights that serving
@@ -62,11 +68,14 @@ impl Session {
         let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance));
         let passthrough = fuse.passthrough();
-        let session = fuser::Session::new(fuse, &mountpoint, &config).map_err(|error| refused(&mountpoint, &error))?;
-        privileges::give_up().at(&mountpoint)?;
-        let notifier = session.notifier();
-        tolerance.begin(notifier.clone()).at(&mountpoint)?;
-        let serving = serve(session).at(&mountpoint)?;
+        let (serving, notifier) = if options.ingest {
+            // What this process may write afterwards is what it must be able to write now.
+            privileges::give_up().at(&mountpoint)?;
+            let ingest = Arc::new(Ingest::new(Arc::clone(&vfs))?);
+            serve(Writes::new(fuse, ingest), &mountpoint, &config, &tolerance)?
+        } else {
+            serve(fuse, &mountpoint, &config, &tolerance)?
+        };
         readpath::read_ahead(&vfs, &mountpoint);
         let place = Place::of(mountpoint)?;
         let lookout = Lookout::start(Arc::clone(&vfs), passthrough)?;
@@ -173,16 +182,25 @@ fn obey(mut signals: Signals, place: &Place) {
     }
 }
 
-/// Starts the serving threads, and takes unmounting from fuser.
+/// Mounts, starts the serving threads, and takes unmounting from fuser.
 ///
 /// fuser unmounts by path when it ends, whatever is mounted there by then: after a lazy unmount that can be the next
 /// server's mount. [`Place`] knows its own.
-fn serve(session: fuser::Session<Fuse>) -> io::Result<JoinHandle<io::Result<()>>> {
-    let nobody = thread::Builder::new().spawn(|| Ok(()))?;
-    let mut background: BackgroundSession = session.spawn()?;
+fn serve<F: Filesystem + Send + Sync + 'static>(
+    fuse: F,
+    mountpoint: &Path,
+    config: &Config,
+    tolerance: &Tolerance,
+) -> Result<(Serving, Notifier)> {
+    let session = fuser::Session::new(fuse, mountpoint, config).map_err(|error| refused(mountpoint, &error))?;
+    privileges::give_up().at(mountpoint)?;
+    let notifier = session.notifier();
+    tolerance.begin(notifier.clone()).at(mountpoint)?;
+    let nobody = thread::Builder::new().spawn(|| Ok(())).at(mountpoint)?;
+    let mut background: BackgroundSession = session.spawn().at(mountpoint)?;
     let serving = std::mem::replace(&mut background.guard, nobody);
     std::mem::forget(background);
-    Ok(serving)
+    Ok((serving, notifier))
 }
 
 fn config(options: &MountOptions, store: &Path) -> Config {
@@ -191,7 +209,7 @@ fn config(options: &MountOptions, store: &Path) -> Config {
         MountOption::FSName(source(store)),
         // fuser hands a subtype to the helper alone; as root the kernel is to have it too.
         MountOption::CUSTOM("subtype=wmount".into()),
-        if options.tolerate_rw { MountOption::RW } else { MountOption::RO },
+        if options.tolerate_rw || options.ingest { MountOption::RW } else { MountOption::RO },
         MountOption::NoDev,
         MountOption::NoSuid,
         MountOption::NoExec,

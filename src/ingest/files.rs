@@ -112,6 +112,12 @@ impl Ingest {
         self.hand_out(&mut state, &pending, true, ino).map(Some)
     }
 
+    /// Whether a file can be opened for writing.
+    pub fn may_write(&self, ino: u64) -> bool {
+        let state = self.state();
+        state.files.contains_key(&ino) || state.manifests.contains_key(&ino)
+    }
+
     /// Whether the bytes of a manifest are read afresh: it may be replaced under its name.
     pub fn is_manifest(&self, ino: u64) -> bool {
         self.state().manifests.contains_key(&ino)

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::model::ModelName;
 use crate::store::ingest::{IngestDir, Progress, is_resumable};
 use crate::tree::number;
-use crate::vfs::{Attr, Children, Kind, Vfs};
+use crate::vfs::{Access, Attr, Children, Kind, Vfs};
 
 pub use names::Names;
 
@@ -68,6 +68,8 @@ pub struct Stat {
     pub nlink: u32,
     /// When the content last changed.
     pub mtime: SystemTime,
+    /// Who may read it.
+    pub access: Access,
     /// Whether its owner may write to it.
     pub writable: bool,
     /// Whether it stays as it is as long as the mount.
@@ -246,6 +248,7 @@ impl Ingest {
                     size,
                     nlink: 1,
                     mtime: SystemTime::UNIX_EPOCH,
+                    access: Access::ALL,
                     writable: true,
                     lasting: false,
                 })
@@ -262,7 +265,16 @@ impl Ingest {
                     Err(_) => {
                         let ino = number(&["skeleton", path], &[]);
                         state.dirs.insert(ino, path.to_owned());
-                        Ok(Stat { ino, form: Form::Dir, size: 0, nlink: 2, mtime, writable: true, lasting: false })
+                        Ok(Stat {
+                            ino,
+                            form: Form::Dir,
+                            size: 0,
+                            nlink: 2,
+                            mtime,
+                            access: Access::ALL,
+                            writable: true,
+                            lasting: false,
+                        })
                     }
                 }
             }
@@ -277,8 +289,11 @@ impl Ingest {
         if manifest {
             state.manifests.insert(attr.ino, path.to_owned());
         }
-        let (writable, lasting) = (form == Form::Dir || manifest, form == Form::File && !manifest);
-        Stat { ino: attr.ino, form, size: attr.size, nlink: attr.nlink, mtime: attr.mtime, writable, lasting }
+        let access = attr.access;
+        // What belongs to somebody else is not written to from here.
+        let (writable, lasting) =
+            (form == Form::Dir || manifest && access.uid.is_none(), form == Form::File && !manifest);
+        Stat { ino: attr.ino, form, size: attr.size, nlink: attr.nlink, mtime: attr.mtime, access, writable, lasting }
     }
 
     /// The attributes of an inode, if it is in `ollama/` and not one of the tree that nobody can write to.
@@ -427,7 +442,8 @@ fn stat_of(state: &State, pending: &Pending) -> Result<Stat> {
     })?;
     let mtime = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     let (size, nlink, writable) = (found.len(), inner.names, !inner.sealed);
-    Ok(Stat { ino: pending.ino, form: Form::File, size, nlink, mtime, writable, lasting: false })
+    let access = Access::ALL;
+    Ok(Stat { ino: pending.ino, form: Form::File, size, nlink, mtime, access, writable, lasting: false })
 }
 
 fn is_inside(path: &str) -> bool {

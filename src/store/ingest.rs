@@ -86,12 +86,19 @@ impl IngestDir {
             Error::Invalid(format!("{shown}: another mount with --ingest takes in files for this store"))
         })?;
         let dir = store.own_path(DIR)?;
-        if !dir.exists() {
-            fs::create_dir(&dir).at(&dir).map_err(cannot)?;
+        match fs::create_dir(&dir) {
+            // A link would lead out of the store.
+            Err(error) if fs::symlink_metadata(&dir).map_or(true, |found| !found.is_dir()) => {
+                return Err(cannot(Error::io(&dir, error)));
+            }
+            _ => {}
         }
         let found = IngestDir { store: store.clone(), dir, reached: Mutex::default(), _lock: lock };
-        for name in children(&found.dir)?.iter().filter(|name| !is_resumable(name)) {
-            found.remove(&found.path(name));
+        for name in children(&found.dir)? {
+            let is_file = fs::symlink_metadata(found.path(&name)).is_ok_and(|found| found.is_file());
+            if !is_file || !is_resumable(&name) {
+                found.remove(&found.path(&name));
+            }
         }
         Ok(found)
     }
