@@ -18,6 +18,11 @@ impl Digest {
         hasher.finish()
     }
 
+    /// A digest that is known.
+    pub fn from_bytes(bytes: [u8; 32]) -> Digest {
+        Digest(bytes)
+    }
+
     /// The 32 bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0

@@ -16,14 +16,17 @@ const RULES: u32 = 2;
 /// Its file in `.wmount/`.
 const FILE: &str = "memo.json";
 
+/// A manifest's inode, length and time, and what was computed for its other forms.
+type Version = (u64, u64, i64, u32, [u64; 2]);
+
 /// The memo of a store.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memo {
     version: String,
     rules: u32,
     layouts: Vec<String>,
-    /// By path of the manifest: its inode, length and time, and a bit for each layout that shows it.
-    models: HashMap<String, (u64, u64, i64, u32, u64)>,
+    /// By path of the manifest: which version was read, and a bit for each layout that shows it.
+    models: HashMap<String, (Version, u64)>,
 }
 
 impl Memo {
@@ -38,10 +41,7 @@ impl Memo {
 
     /// A memo of these models and the bits of their layouts.
     pub fn of<'a>(models: impl Iterator<Item = (&'a Found, u64)>) -> Memo {
-        let row = |(found, shown): (&Found, u64)| {
-            let (seconds, nanos) = to_unix(found.written);
-            (found.name.manifest_path(), (found.version.0, found.version.1, seconds, nanos, shown))
-        };
+        let row = |(found, shown): (&Found, u64)| (found.name.manifest_path(), (version(found), shown));
         Memo {
             version: env!("CARGO_PKG_VERSION").into(),
             rules: RULES,
@@ -52,9 +52,8 @@ impl Memo {
 
     /// The bits of a model, if its manifest is the one that was read.
     pub fn get(&self, found: &Found) -> Option<u64> {
-        let (inode, len, seconds, nanos, shown) = self.models.get(&found.name.manifest_path())?;
-        let is_same = (*inode, *len) == found.version && (*seconds, *nanos) == to_unix(found.written);
-        is_same.then_some(*shown)
+        let (read, shown) = self.models.get(&found.name.manifest_path())?;
+        (*read == version(found)).then_some(*shown)
     }
 
     /// Writes it, if the store may be written to.
@@ -63,4 +62,9 @@ impl Memo {
             store.set_own_file(FILE, &bytes);
         }
     }
+}
+
+fn version(found: &Found) -> Version {
+    let (seconds, nanos) = to_unix(found.written);
+    (found.version.0, found.version.1, seconds, nanos, found.forms)
 }

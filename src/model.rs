@@ -135,8 +135,10 @@ pub struct Tensor {
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Digest of the same tensor as a blob of today's ollama, where it was computed.
+    /// The blob of today's ollama that has the tensor under its name, stored or not, where its digest is known.
     pub named: Option<Digest>,
+    /// The blob that has nothing but the tensor, called `data`, stored or not, where its digest is known.
+    pub plain: Option<Digest>,
 }
 
 impl Tensor {
@@ -319,8 +321,6 @@ pub struct Model {
     pub sources: Vec<Source>,
     /// When the manifest was written.
     pub written: SystemTime,
-    /// Whether each of [`Model::tensors`] is a blob of its own in which it is called `data`.
-    pub nameless: bool,
     /// What another program than wmount wrote, if one did.
     pub foreign: Option<Foreign>,
     /// What is wrong with it. What is not named here can be read.

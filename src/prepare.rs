@@ -1,9 +1,14 @@
 //! Preparing a variant: all that must be known of its tensors before it can be read at full speed, found out at once.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::error::Result;
+use crate::digest::{Digest, Hasher};
+use crate::error::{Error, Result};
 use crate::extent::{Blobs, Computed, ExtentBytes};
+use crate::format::safetensors::{blob_header, named_header};
+use crate::model::Tensor;
+use crate::store::Form;
 use crate::tree::{Body, Node};
 
 /// The computations below a node that need a survey of their tensor, the longest first.
@@ -25,20 +30,80 @@ pub fn surveyed<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<Computed> 
 
 /// Makes these surveys on all cores; `advance` is told of the bytes of each tensor that is done. The first error ends it.
 pub fn prepare(surveys: &[Computed], blobs: &dyn Blobs, advance: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    on_all_cores(surveys.len(), &|index| {
+        surveys[index].survey(blobs)?;
+        advance(surveys[index].input_len);
+        Ok(())
+    })
+}
+
+/// The digest of each tensor's blob in a form, computed on all cores where it is not known.
+///
+/// # Errors
+/// A blob whose content is not what its name says: the digest of it would be that of the damage.
+pub fn form_digests(
+    tensors: &[Tensor],
+    form: Form,
+    blobs: &dyn Blobs,
+    advance: &(dyn Fn(u64) + Sync),
+) -> Result<Vec<Digest>> {
+    let digests: Vec<OnceLock<Digest>> = tensors.iter().map(|_| OnceLock::new()).collect();
+    on_all_cores(tensors.len(), &|index| {
+        let tensor = &tensors[index];
+        let digest = match form.digest(tensor) {
+            Some(known) => known,
+            None => form_digest(tensor, form, blobs, advance)?,
+        };
+        let _ = digests[index].set(digest);
+        Ok(())
+    })?;
+    Ok(digests.into_iter().filter_map(OnceLock::into_inner).collect())
+}
+
+/// Reads the tensor's blob once for both digests, its own and that of the form.
+fn form_digest(tensor: &Tensor, form: Form, blobs: &dyn Blobs, advance: &(dyn Fn(u64) + Sync)) -> Result<Digest> {
+    const CHUNK: u64 = 1 << 20;
+    let (mut stored, mut formed) = (Hasher::new(), Hasher::new());
+    formed.update(&match form {
+        Form::Today => named_header(&tensor.name, tensor.dtype, &tensor.shape, tensor.len),
+        Form::Seed => blob_header(tensor.dtype, &tensor.shape, tensor.len),
+    });
+    // The pieces begin at the tensor's first byte, so none is in part before it.
+    let mut buf = vec![0; CHUNK.min(tensor.blob_len) as usize];
+    let mut at = 0;
+    while at < tensor.blob_len {
+        let end = if at < tensor.offset { tensor.offset } else { tensor.blob_len };
+        let piece = &mut buf[..(end - at).min(CHUNK) as usize];
+        blobs.read_exact(&tensor.blob, at, piece)?;
+        stored.update(piece);
+        if at >= tensor.offset {
+            formed.update(piece);
+        }
+        at += piece.len() as u64;
+        advance(piece.len() as u64);
+    }
+    let actual = stored.finish();
+    if actual != tensor.blob {
+        return Err(Error::Damaged { digest: tensor.blob, fault: format!("its content has the digest {actual}") });
+    }
+    Ok(formed.finish())
+}
+
+/// Does a piece of work for each number below `count`; the first error ends it.
+fn on_all_cores(count: usize, work: &(dyn Fn(usize) -> Result<()> + Sync)) -> Result<()> {
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let worker = || {
-        while let Some(computed) = surveys.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if failed.load(Ordering::Relaxed) {
-                break;
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count || failed.load(Ordering::Relaxed) {
+                return Ok(());
             }
-            computed.survey(blobs).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
-            advance(computed.input_len);
+            work(index).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
         }
-        Ok(())
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..cores.min(surveys.len())).map(|_| scope.spawn(worker)).collect();
+        let others: Vec<_> = (1..cores.min(count)).map(|_| scope.spawn(worker)).collect();
         let own = worker();
         let others =
             others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -621,7 +621,7 @@ mod tests {
     fn a_default_model_keeps_its_path() {
         let found = |text: &str| {
             let name = text.parse().expect("a name");
-            Found { name, written: SystemTime::UNIX_EPOCH, version: (0, 0) }
+            Found { name, written: SystemTime::UNIX_EPOCH, version: (0, 0), forms: [0; 2] }
         };
         let paths = tree_paths(&[found("me/a:x"), found("you/a"), found("me:a"), found("host.example/me/a")]);
         assert_eq!(paths, ["registry.ollama.ai/me/a/x", "you/a/latest", "me/a", "host.example/me/a/latest"]);

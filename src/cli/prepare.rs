@@ -4,9 +4,12 @@ use serde_json::json;
 
 use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
+use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::model::ModelName;
-use crate::prepare::{prepare, surveyed};
+use crate::layout;
+use crate::model::{ModelName, Tensor};
+use crate::prepare::{form_digests, prepare, surveyed};
+use crate::store::Form;
 use crate::store::import::Progress;
 use crate::tree::Tree;
 
@@ -14,6 +17,9 @@ use crate::tree::Tree;
 ///
 /// What is found out is kept in the store: digests of encoded tensors, scales, masks. A variant that was not prepared
 /// prepares itself when it is first opened.
+///
+/// MODEL@today and MODEL@seed compute the digests that the tensors of a model of another program have in ollama's other
+/// form: today's, with names in the blobs, or the first one. Only then is the model in ollama@today/ or ollama@seed/.
 #[derive(Debug, clap::Args)]
 pub struct PrepareArgs {
     /// The model and one of its variants, such as llama@fp8
@@ -30,8 +36,11 @@ pub(super) fn run(args: &PrepareArgs) -> Result<()> {
     let wrong = |what: String| Error::Invalid(format!("{:?}: {what}", args.variant));
     let known: Vec<&str> = super::all_variants().collect();
     let (model, variant) = args.variant.split_once('@').ok_or_else(|| wrong("takes MODEL@VARIANT".into()))?;
+    if let Ok(form) = variant.parse() {
+        return prepare_form(args, &model.parse()?, form);
+    }
     if !known.contains(&variant) {
-        return Err(wrong(format!("there is no such variant; there are {}", known.join(", "))));
+        return Err(wrong(format!("there is no such variant; there are today, seed, {}", known.join(", "))));
     }
     let name: ModelName = model.parse()?;
     let store = std::sync::Arc::new(args.store.open()?);
@@ -47,9 +56,38 @@ pub(super) fn run(args: &PrepareArgs) -> Result<()> {
     let outcome = prepare(&surveys, store.blobs(), &|bytes| bar.advance(bytes));
     bar.finish();
     outcome?;
-    let tensors = surveys.len() as u64;
+    report(args, &name, variant, surveys.len(), bytes)
+}
+
+fn report(args: &PrepareArgs, name: &ModelName, variant: &str, tensors: usize, bytes: u64) -> Result<()> {
     if args.json {
         return print_json(&json!({"model": name.to_string(), "variant": variant, "tensors": tensors, "bytes": bytes}));
     }
-    print(&format!("{name}@{variant}: {}, {}\n", count(tensors, "tensor"), size(bytes)))
+    print(&format!("{name}@{variant}: {}, {}\n", count(tensors as u64, "tensor"), size(bytes)))
+}
+
+/// Computes the digests of a form that is not the model's own.
+fn prepare_form(args: &PrepareArgs, name: &ModelName, form: Form) -> Result<()> {
+    let store = args.store.open()?;
+    let found = store.find_one(name)?;
+    let model = store.load(&found)?;
+    model.check_whole()?;
+    let directory = format!("ollama@{}", form.name());
+    let layout = layout::all().into_iter().find(|layout| layout.name() == directory);
+    let layout = layout.ok_or_else(|| Error::NotFound(directory.clone()))?;
+    // Whether it can be shown at all does not depend on what the digests are.
+    let mut shown = model.clone();
+    let unknown = |tensor: &&mut Tensor| form.digest(tensor).is_none();
+    shown.tensors.iter_mut().filter(unknown).for_each(|tensor| form.set_digest(tensor, Digest::of(b"")));
+    layout.expresses(&shown).map_err(|why| Error::Invalid(format!("{directory}/ cannot show {name}: {why}")))?;
+    let missing: Vec<&Tensor> = model.tensors.iter().filter(|tensor| form.digest(tensor).is_none()).collect();
+    let bytes = missing.iter().map(|tensor| tensor.blob_len).sum();
+    if !missing.is_empty() {
+        let bar = Bar::new("preparing");
+        bar.begin(bytes);
+        let digests = form_digests(&model.tensors, form, store.blobs(), &|bytes| bar.advance(bytes));
+        bar.finish();
+        store.set_form(&found, form, &digests?)?;
+    }
+    report(args, name, form.name(), missing.len(), bytes)
 }

@@ -208,7 +208,7 @@ impl Bytes for MapBytes<'_> {
 }
 
 /// How many layouts there are.
-pub const COUNT: usize = 9;
+pub const COUNT: usize = 10;
 
 /// Every layout, in order of name.
 pub fn all() -> [&'static dyn Layout; COUNT] {
@@ -218,8 +218,9 @@ pub fn all() -> [&'static dyn Layout; COUNT] {
         &gds_export::GDS_EXPORT,
         &gguf::Gguf::Plain,
         &gguf::Gguf::LmStudio,
-        &ollama::Ollama::Today,
+        &ollama::Ollama::Plain,
         &ollama::Ollama::Seed,
+        &ollama::Ollama::Today,
         &original::Original,
         &safetensors::Safetensors,
     ]

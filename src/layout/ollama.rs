@@ -1,4 +1,4 @@
-//! `ollama/` and `ollama@seed/`, each with `manifests/...` and `blobs/...`: directories for OLLAMA_MODELS.
+//! `ollama/`, `ollama@seed/` and `ollama@today/`, each with `manifests/...` and `blobs/...`: directories for OLLAMA_MODELS.
 //!
 //! A model that wmount imported is in `ollama/` as today's ollama writes it: the blob of a tensor is a header with the
 //! tensor's full name and the bytes of the stored blob, and its digest was computed at import. Order and form follow
@@ -6,23 +6,29 @@
 //! first ollama that stored single tensors: every tensor is called `data` in its blob, and the layer says what it is.
 //! These are the stored blobs themselves, so equal tensors are one file whatever their names.
 //!
-//! A model that another program stored is in `ollama/` as that program left it.
+//! A model that another program stored is in `ollama/` as that program left it, whatever its form. Its other form is in
+//! `ollama@seed/` or `ollama@today/` when `wmount prepare` has computed its digests: the same layers in the same order,
+//! those of tensors in the form of the directory.
+
+use std::collections::HashMap;
 
 use super::{Anchor, AnchorKind, Branch, Files, Layout, VirtualFile};
 use crate::digest::Digest;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
 use crate::format::ollama::{self as format, Layer, Manifest};
-use crate::format::safetensors::named_header;
-use crate::model::{Foreign, Model, ModelName, SmallFile};
+use crate::format::safetensors::{blob_header, named_header};
+use crate::model::{Foreign, Model, ModelName, SmallFile, Tensor};
 
-/// The two forms.
+/// The three directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ollama {
-    /// What today's ollama reads.
-    Today,
+    /// What others stored as they left it, and what wmount imported as today's ollama reads it.
+    Plain,
     /// What ollama read when it first stored single tensors.
     Seed,
+    /// What others stored in that form, as today's ollama reads it.
+    Today,
 }
 
 /// The files of one model in the making.
@@ -36,6 +42,14 @@ impl Shelf<'_> {
     fn add(&mut self, media_type: &str, name: &str, digest: Digest, content: ExtentMap) -> Layer {
         let layer = Layer::new(media_type, digest, content.size(), name);
         self.blobs.put(&digest.file_name(), VirtualFile::new(content, self.model.modified()));
+        layer
+    }
+
+    /// Puts the blob of another program's layer into `blobs/`, with its true length where that is known.
+    fn keep(&mut self, layer: Layer, lens: &HashMap<Digest, u64>) -> Layer {
+        let len = lens.get(&layer.digest).copied().unwrap_or(layer.size);
+        let content = ExtentMap::from_blob(layer.digest, len);
+        self.blobs.put(&layer.digest.file_name(), VirtualFile::new(content, self.model.modified()));
         layer
     }
 
@@ -57,30 +71,44 @@ impl Shelf<'_> {
 impl Layout for Ollama {
     fn name(&self) -> &'static str {
         match self {
-            Ollama::Today => "ollama",
+            Ollama::Plain => "ollama",
             Ollama::Seed => "ollama@seed",
+            Ollama::Today => "ollama@today",
         }
     }
 
     fn expresses(&self, model: &Model) -> Result<(), String> {
-        if model.foreign.is_some() && *self == Ollama::Today {
+        if model.foreign.is_some() && *self == Ollama::Plain {
             return Ok(());
         }
         if model.tensors.is_empty() {
             return Err("it has no safetensors weights".into());
         }
-        if *self == Ollama::Seed {
-            return match model.nameless {
-                true => Ok(()),
-                false => Err("its tensors have their names in their blobs".into()),
-            };
+        let is_stored = |tensor: &Tensor| tensor.named == Some(tensor.blob);
+        if *self == Ollama::Today && (model.foreign.is_none() || model.tensors.iter().all(is_stored)) {
+            return Err("ollama/ shows it in this form".into());
         }
-        if model.file("config.json").is_none() {
+        if *self != Ollama::Seed && model.file("config.json").is_none() {
             return Err("it has no config.json, which ollama needs".into());
         }
-        match model.tensors.iter().find(|tensor| tensor.named.is_none()) {
-            Some(tensor) => Err(format!("the digest of tensor {:?} with its name was not computed", tensor.name)),
-            None => Ok(()),
+        let (known, form): (fn(&Tensor) -> Option<Digest>, _) = match self {
+            Ollama::Seed => (|tensor| tensor.plain, "seed"),
+            _ => (|tensor| tensor.named, "today"),
+        };
+        let is_own = |tensor: &Tensor| known(tensor) == Some(tensor.blob);
+        let unknown = model.tensors.iter().find(|tensor| known(tensor).is_none());
+        match (unknown, model.tensors.iter().find(|tensor| !is_own(tensor) && !is_alone(tensor))) {
+            (_, Some(tensor)) if model.foreign.is_some() => {
+                Err(format!("tensor {:?} shares its blob, which this form has no words for", tensor.name))
+            }
+            (None, _) => Ok(()),
+            (Some(tensor), _) if model.foreign.is_none() => {
+                Err(format!("the digest of tensor {:?} with its name was not computed", tensor.name))
+            }
+            (Some(_), _) => {
+                let name = &model.name;
+                Err(format!("its digests in this form are not known; `wmount prepare {name}@{form}` computes them"))
+            }
         }
     }
 
@@ -95,16 +123,72 @@ impl Layout for Ollama {
     }
 
     fn shows_damaged(&self) -> bool {
-        *self == Ollama::Today
+        *self == Ollama::Plain
     }
 
     fn plan(&self, model: &Model, files: Files<'_>) -> Result<Vec<Branch>> {
         match (self, &model.foreign) {
-            (Ollama::Today, Some(foreign)) => Ok(verbatim(foreign, model)),
-            (Ollama::Today, None) => today(model, files),
-            (Ollama::Seed, _) => seed(model, files),
+            (Ollama::Plain, Some(foreign)) => Ok(verbatim(foreign, model)),
+            (Ollama::Seed, Some(foreign)) if model.tensors.iter().all(|tensor| tensor.plain == Some(tensor.blob)) => {
+                Ok(verbatim(foreign, model))
+            }
+            (_, Some(foreign)) => self.convert(foreign, model),
+            (Ollama::Seed, None) => seed(model, files),
+            (_, None) => today(model, files),
         }
     }
+}
+
+impl Ollama {
+    /// What another program stored, with the tensors in this form and everything else as it is.
+    fn convert(self, foreign: &Foreign, model: &Model) -> Result<Vec<Branch>> {
+        let manifest = Manifest::parse(&foreign.manifest).map_err(|fault| Error::Invalid(fault.to_string()))?;
+        let lens: HashMap<Digest, u64> = foreign.blobs.iter().copied().collect();
+        let by_name: HashMap<&str, &Tensor> = model.tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
+        let by_blob: HashMap<Digest, &Tensor> = model.tensors.iter().map(|tensor| (tensor.blob, tensor)).collect();
+        let mut shelf = Shelf { model, blobs: Branch::dir() };
+        let config = shelf.keep(manifest.config, &lens);
+        let mut layers = Vec::new();
+        for mut layer in manifest.layers {
+            if layer.media_type != format::TENSOR {
+                if self == Ollama::Today && layer.media_type == format::JSON_OLD {
+                    layer.media_type = format::JSON.into();
+                }
+                layers.push(shelf.keep(layer, &lens));
+                continue;
+            }
+            // A blob that several layers name has one tensor under several names, unless the names are in the blob.
+            let of_layer = by_name.get(&*layer.name).filter(|tensor| tensor.blob == layer.digest);
+            let Some(tensor) = of_layer.or_else(|| by_blob.get(&layer.digest)) else { continue };
+            let (digest, header) = match self {
+                Ollama::Seed => (tensor.plain, blob_header(tensor.dtype, &tensor.shape, tensor.len)),
+                _ => (tensor.named, named_header(&tensor.name, tensor.dtype, &tensor.shape, tensor.len)),
+            };
+            // It was known when the model was last looked at.
+            let gone =
+                || Error::Invalid(format!("{}: its digests in {} are gone: prepare it", model.name, self.name()));
+            let digest = digest.ok_or_else(gone)?;
+            if digest == layer.digest {
+                layers.push(shelf.keep(layer, &lens));
+                continue;
+            }
+            let mut content = ExtentMap::from_bytes(header);
+            tensor.push_to(&mut content);
+            let mut new = shelf.add(format::TENSOR, &tensor.name, digest, content);
+            if self == Ollama::Seed {
+                new.dtype = tensor.dtype.name().into();
+                new.shape = Some(tensor.shape.clone());
+            }
+            layers.push(new);
+        }
+        let manifest = Manifest::new(config, layers);
+        Ok(shelf.finish(if self == Ollama::Seed { manifest.to_bytes() } else { manifest.to_go_bytes() }))
+    }
+}
+
+/// Whether the blob ends with the tensor, and holds one only.
+fn is_alone(tensor: &Tensor) -> bool {
+    tensor.offset + tensor.len == tensor.blob_len
 }
 
 fn verbatim(foreign: &Foreign, model: &Model) -> Vec<Branch> {

@@ -96,7 +96,9 @@ impl Store {
     pub fn gc(&self) -> Result<GcReport> {
         let _lock = self.lock()?;
         let mut reached: HashSet<Digest> = HashSet::new();
-        for found in self.find()? {
+        let models = self.find()?;
+        self.clean_forms(&models)?;
+        for found in models {
             reached.extend(self.manifest(&found)?.blobs().map(|layer| layer.digest));
         }
         let mut report = GcReport { in_use: self.reach_removed(&mut reached)?, ..GcReport::default() };

@@ -58,8 +58,7 @@ impl Store {
             weights: Vec::new(),
             sources: Vec::new(),
             written: found.written,
-            nameless: manifest.layers.iter().all(|layer| layer.media_type != ollama::TENSOR || layer.shape.is_some()),
-            foreign: self.foreign(&manifest, bytes),
+            foreign: self.foreign(&manifest, &bytes),
             defects: Vec::new(),
         };
         let mut read = HashSet::new();
@@ -92,6 +91,7 @@ impl Store {
             }
         }
         model.sort();
+        self.fill_forms(found, &bytes, &mut model);
         Ok(model)
     }
 
@@ -110,7 +110,7 @@ impl Store {
 
     /// What `ollama/` shows of a model whose weights another program stored: the manifest as it is, or without the
     /// layers that wmount added.
-    fn foreign(&self, manifest: &Manifest, bytes: Vec<u8>) -> Option<Foreign> {
+    fn foreign(&self, manifest: &Manifest, bytes: &[u8]) -> Option<Foreign> {
         if !manifest.is_foreign() {
             return None;
         }
@@ -122,7 +122,7 @@ impl Store {
         };
         let blobs = manifest.blobs().filter(theirs).map(|layer| (layer.digest, len(layer))).collect();
         let manifest = match manifest.has_ours() {
-            false => bytes,
+            false => bytes.to_vec(),
             true => {
                 let layers = manifest.layers.iter().filter(theirs).cloned().collect();
                 Manifest::new(manifest.config.clone(), layers).to_bytes()
@@ -158,15 +158,19 @@ impl Store {
     fn header_of(&self, layer: &Layer) -> Result<Vec<Tensor>, String> {
         let header = safetensors::parse(&BlobBytes { blobs: self.blobs(), digest: layer.digest, len: layer.size })
             .map_err(|fault| fault.what)?;
-        let tensor = |range: safetensors::TensorRange| Tensor {
-            name: if range.name == "data" && !layer.name.is_empty() { layer.name.clone() } else { range.name },
-            dtype: range.dtype,
-            shape: range.shape,
-            blob: layer.digest,
-            blob_len: layer.size,
-            offset: range.offset,
-            len: range.len,
-            named: None,
+        let tensor = |range: safetensors::TensorRange| {
+            let is_plain = range.name == "data" && !layer.name.is_empty();
+            Tensor {
+                name: if is_plain { layer.name.clone() } else { range.name },
+                dtype: range.dtype,
+                shape: range.shape,
+                blob: layer.digest,
+                blob_len: layer.size,
+                offset: range.offset,
+                len: range.len,
+                named: (!is_plain).then_some(layer.digest),
+                plain: is_plain.then_some(layer.digest),
+            }
         };
         Ok(header.tensors.into_iter().map(tensor).collect())
     }
@@ -196,6 +200,7 @@ fn described(layer: &Layer, shape: &[u64]) -> Result<Tensor, String> {
         offset: layer.size - len,
         len,
         named: layer.named,
+        plain: Some(layer.digest),
     })
 }
 

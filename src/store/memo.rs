@@ -78,17 +78,21 @@ impl Memos {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let body = [&(key.len() as u32).to_le_bytes(), key.as_bytes(), result].concat();
         let mut file = NamedTempFile::new_in(&self.dir)?;
-        file.write_all(Digest::of(&body).as_bytes())?;
-        file.write_all(&body)?;
+        file.write_all(&seal(key, result))?;
         file.persist(path)?;
         Ok(())
     }
 }
 
+/// A memo of this key.
+pub(super) fn seal(key: &str, result: &[u8]) -> Vec<u8> {
+    let body = [&(key.len() as u32).to_le_bytes(), key.as_bytes(), result].concat();
+    [Digest::of(&body).as_bytes(), &body[..]].concat()
+}
+
 /// The result in a memo, if it is whole and of this key.
-fn parse(bytes: &[u8], key: &str) -> Option<Arc<[u8]>> {
+pub(super) fn parse(bytes: &[u8], key: &str) -> Option<Arc<[u8]>> {
     let (digest, body) = bytes.split_at_checked(32)?;
     let (len, rest) = body.split_first_chunk()?;
     let (stored, result) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;

@@ -13,6 +13,7 @@ mod access;
 mod beneath;
 mod blobs;
 mod check;
+mod forms;
 mod gc;
 pub mod import;
 pub mod ingest;
@@ -36,6 +37,7 @@ use crate::model::ModelName;
 pub use access::Access;
 use beneath::Dir;
 pub use blobs::BlobFiles;
+pub use forms::Form;
 pub use gc::{GcReport, Lease};
 pub use repair::{Repaired, RepairedFile};
 pub use verify::{Damage, VerifyReport};
@@ -59,6 +61,8 @@ pub struct Found {
     pub written: SystemTime,
     /// The manifest's inode and length: with the time they tell one version of it from the next.
     pub version: (u64, u64),
+    /// Which versions there are of what was computed for its other [`Form`]s, 0 where nothing was.
+    pub forms: [u64; 2],
 }
 
 /// Held while the store is written to.
@@ -254,13 +258,14 @@ impl Store {
         let mut found = Vec::new();
         let root = self.manifests_dir();
         let manifests = Dir::open(&root).at(&root)?;
+        let forms = self.form_files();
         for host in children(&root)? {
             for namespace in self.below(&root.join(&host)) {
                 for name in self.below(&root.join(&host).join(&namespace)) {
                     let dir = root.join(&host).join(&namespace).join(&name);
                     for tag in self.below(&dir) {
                         match found_in(&manifests, &dir.join(&tag), [&host, &namespace, &name, &tag]) {
-                            Ok(model) => found.push(model),
+                            Ok(model) => found.push(Found { forms: forms.of(&model.name), ..model }),
                             Err(error) => self.ignore(dir.join(&tag), &error),
                         }
                     }
@@ -295,7 +300,9 @@ impl Store {
         let found = Dir::open(&self.manifests_dir())
             .at(&path)
             .and_then(|manifests| found_in(&manifests, &path, [&name.host, &name.namespace, &name.name, &name.tag]));
-        found.map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
+        found
+            .map(|model| Found { forms: self.form_files_of(&model.name), ..model })
+            .map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
     }
 }
 
@@ -319,5 +326,5 @@ fn found_in(manifests: &Dir, path: &Path, [host, namespace, name, tag]: [&str; 4
         return Err(Error::io(path, std::io::Error::other("is no regular file")));
     }
     let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    Ok(Found { name, written, version: (metadata.ino(), metadata.len()) })
+    Ok(Found { name, written, version: (metadata.ino(), metadata.len()), forms: [0; 2] })
 }

@@ -94,7 +94,17 @@ mod tests {
     fn tensor(blobs: &mut MemoryBlobs, name: &str, dtype: Dtype, shape: &[u64], data: &[u8]) -> Tensor {
         let blob = blobs.put(data.to_vec());
         let len = data.len() as u64;
-        Tensor { name: name.into(), dtype, shape: shape.into(), blob, blob_len: len, offset: 0, len, named: None }
+        Tensor {
+            name: name.into(),
+            dtype,
+            shape: shape.into(),
+            blob,
+            blob_len: len,
+            offset: 0,
+            len,
+            named: None,
+            plain: None,
+        }
     }
 
     #[test]
@@ -126,6 +136,7 @@ mod tests {
             offset: 0,
             len: 0,
             named: None,
+            plain: None,
         };
         assert_eq!(dtypes().map(Dtype::name).collect::<Vec<_>>(), ["I8", "F16", "BF16", "F32"]);
         assert!(refusal(&tensor(Dtype::I64, &[1])).expect("no code").contains("I64"));

@@ -8,7 +8,17 @@ use crate::model::Tensor;
 fn tensor(blobs: &mut MemoryBlobs, name: &str, dtype: Dtype, shape: &[u64], data: &[u8]) -> Tensor {
     let blob = blobs.put(data.to_vec());
     let len = data.len() as u64;
-    Tensor { name: name.into(), dtype, shape: shape.into(), blob, blob_len: len, offset: 0, len, named: None }
+    Tensor {
+        name: name.into(),
+        dtype,
+        shape: shape.into(),
+        blob,
+        blob_len: len,
+        offset: 0,
+        len,
+        named: None,
+        plain: None,
+    }
 }
 
 /// Header, sections and weights as they are given.

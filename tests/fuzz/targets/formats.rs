@@ -120,7 +120,7 @@ pub fn amb(input: &[u8]) {
     let tensors = file.records.iter().map(|record| {
         let (name, shape, blob_len) = (record.name.clone(), record.dims(), input.len() as u64);
         let (offset, len) = (record.offset, record.len);
-        Some(Tensor { name, dtype: record.dtype?, shape, blob, blob_len, offset, len, named: None })
+        Some(Tensor { name, dtype: record.dtype?, shape, blob, blob_len, offset, len, named: None, plain: None })
     });
     // Quantised records stay opaque; a file without them is that of its tensors and sections.
     let Some(tensors) = tensors.collect::<Option<Vec<Tensor>>>() else { return };
