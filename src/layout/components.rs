@@ -54,7 +54,6 @@ pub(super) fn split(model: &Model) -> Option<Vec<(String, Model)>> {
             weights: Vec::new(),
             sources: Vec::new(),
             written: model.modified(),
-            nameless: model.nameless,
             foreign: None,
             defects: model.defects.clone(),
         };
