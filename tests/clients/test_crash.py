@@ -17,8 +17,9 @@ from typing import Callable
 
 import numpy as np
 import pytest
-from harness import BINARY, Mount, Store
+from harness import BINARY, HOST, Mount, Store, digest, eventually
 from safetensors.numpy import save_file
+from test_ingest import gguf, manifest_of
 
 CALLS = (
     "openat write pwrite64 writev rename renameat renameat2 link linkat unlink unlinkat mkdir mkdirat rmdir fsync fdatasync "
@@ -26,7 +27,7 @@ CALLS = (
 ).split()
 ERRORS = ["ENOSPC", "EIO", "EROFS", "EDQUOT"]
 LONG = os.environ.get("WMOUNT_LONG") == "1"
-HARMLESS = re.compile(r"TCGETS|O_RDONLY|O_PATH|^\d+ write\(2,")
+HARMLESS = re.compile(r"TCGETS|O_RDONLY|O_PATH|^\d+ write\(2,|/dev/fuse")
 
 
 def save(path: Path, seed: int, **more) -> Path:
@@ -92,6 +93,19 @@ CASES = {
 }
 
 
+def changing_calls(log: str) -> list[tuple[str, int]]:
+    """Each call that changes something, as its name and which of its thread's calls of that name it is."""
+    counts: dict[tuple[str, str], int] = {}
+    found = {}
+    for line in log.splitlines():
+        called = re.match(r"(\d+)\s+(\w+)\(", line)
+        if called:
+            counts[called.groups()] = counts.get(called.groups(), 0) + 1
+            if not HARMLESS.search(line):
+                found[called[2], counts[called.groups()]] = line
+    return list(found)
+
+
 class Scene:
     """A prepared store, copied afresh for each attempt."""
 
@@ -104,7 +118,7 @@ class Scene:
         self.reset()
         done = self.traced("-o", work / "log")
         assert done.returncode == 0, done.stderr.decode()
-        self.calls = self.changing_calls((work / "log").read_text())
+        self.calls = changing_calls((work / "log").read_text())
         self.expected = self.settled()
         assert self.models(self.store) == case.after
 
@@ -120,19 +134,6 @@ class Scene:
         command += [str(BINARY), "-s", str(self.store.path), *self.case.args]
         one_core = lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # noqa: E731
         return subprocess.run(command, cwd=self.work, stdin=subprocess.DEVNULL, capture_output=True, preexec_fn=one_core, timeout=300)
-
-    @staticmethod
-    def changing_calls(log: str) -> list[tuple[str, int]]:
-        """Each call that changes something, as its name and which of its thread's calls of that name it is."""
-        counts: dict[tuple[str, str], int] = {}
-        found = {}
-        for line in log.splitlines():
-            called = re.match(r"(\d+)\s+(\w+)\(", line)
-            if called:
-                counts[called.groups()] = counts.get(called.groups(), 0) + 1
-                if not HARMLESS.search(line):
-                    found[called[2], counts[called.groups()]] = line
-        return list(found)
 
     def models(self, store: Store) -> list[str]:
         return sorted(model["model"] for model in store.json("ls"))
@@ -253,3 +254,80 @@ def test_results_that_cannot_be_printed_are_a_failure(small):
             done = subprocess.run([BINARY, "-s", small.path, *args], stdout=full, stderr=subprocess.PIPE, timeout=300)
         assert done.returncode == 1, args
         assert b"No space left" in done.stderr and b"panicked" not in done.stderr, done.stderr
+
+
+class Ingesting:
+    """A mount with --ingest under strace, and what ollama would write to it."""
+
+    NEW, COPY = "new:v1", "copy:v1"
+
+    def __init__(self, store: Store, at: Path, data: list[bytes]):
+        self.store, self.at, self.data = store, at, data
+        at.mkdir(exist_ok=True)
+
+    def session(self, log: Path, *options) -> set[str]:
+        """Makes one model, copies it, and removes the first; the models whose making returned."""
+        command = ["strace", "-f", "-qq", "-y", "-o", log, "-e", "trace=" + ",".join(CALLS), *options]
+        command += [BINARY, "-f", "--ingest", "--threads", "1", "--log", log.with_suffix(".words"), self.store.path, self.at]
+        process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.there, self.under_way = {"first:latest"}, set()
+        try:
+            if eventually(lambda: os.path.ismount(self.at) or process.poll() is not None, 60) and process.poll() is None:
+                self.write()
+        except OSError:
+            pass
+        finally:
+            subprocess.run(["umount", "-l", self.at], capture_output=True)
+            process.wait(60)
+        return self.there
+
+    def write(self):
+        manifest = manifest_of(self.at / "ollama/blobs", self.data)
+        manifests = self.at / f"ollama/manifests/{HOST}/library"
+        for name in (self.NEW, self.COPY):
+            self.under_way = {name}
+            place = manifests / name.partition(":")[0]
+            place.mkdir()
+            (place / "v1").write_bytes(manifest)
+            self.there.add(name)
+        self.under_way = {self.NEW}
+        (manifests / "new/v1").unlink()
+        self.there.discard(self.NEW)
+        self.under_way = set()
+
+    def check(self, what: str):
+        models = {model["model"] for model in self.store.json("ls")}
+        assert models - self.under_way == self.there - self.under_way, what
+        assert not self.store.json("verify")["damaged"], what
+        for path in (self.store.path / "blobs").iterdir():
+            assert digest(path) == path.name[7:], what
+
+
+def test_a_mount_that_ollama_writes_to_is_killed_at_every_call(tmp_path):
+    pristine, store = Store(tmp_path / "pristine"), Store(tmp_path / "store")
+    pristine.add(save(tmp_path / "first", 1), name="first")
+    data = [gguf(tmp_path / "a.gguf", 1), gguf(tmp_path / "b.gguf", 2)]
+    ingesting = Ingesting(store, tmp_path / "mnt", data)
+
+    def reset():
+        shutil.rmtree(store.path, ignore_errors=True)
+        subprocess.run(["cp", "-a", pristine.path, store.path], check=True)
+
+    reset()
+    assert ingesting.session(tmp_path / "log") == {"first:latest", "copy:v1"}
+    ingesting.check("undisturbed")
+    calls = changing_calls((tmp_path / "log").read_text())
+    assert len(calls) > 20
+    killed = 0
+    for call, number in calls:
+        what = f"killed before {call} number {number}"
+        reset()
+        ingesting.session(tmp_path / "killed", "-e", f"inject={call}:signal=KILL:when={number}")
+        killed += "killed by SIGKILL" in (tmp_path / "killed").read_text()
+        ingesting.check(what)
+        for name in ("new", "copy"):
+            store.run("rm", f"{name}:v1", check=False)
+        # Whatever was left behind does not keep the same from being done again.
+        assert ingesting.session(tmp_path / "again") == {"first:latest", "copy:v1"}, what
+        ingesting.check(what)
+    assert killed >= len(calls) * 0.6, f"only {killed} of {len(calls)} were killed"
