@@ -27,15 +27,16 @@ impl Fault {
     }
 }
 
-/// The most characters that a fault has.
-const LINE: usize = 600;
+/// The most characters at the beginning and at the end of a fault.
+const ENDS: usize = 250;
 
-/// A text as one line: control characters escaped, and what is too long to be read left out.
+/// A text as one line: control characters escaped, and the middle left out of what is too long to be read.
 fn one_line(text: String) -> String {
     let text = plain(text);
-    match text.char_indices().nth(LINE) {
-        Some((end, _)) => text[..end].to_owned() + "...",
-        None => text,
+    let (head, tail) = (text.char_indices().nth(ENDS), text.char_indices().nth_back(ENDS));
+    match (head, tail) {
+        (Some((head, _)), Some((tail, _))) if head < tail => format!("{} ... {}", &text[..head], &text[tail..]),
+        _ => text,
     }
 }
 
@@ -125,5 +126,18 @@ impl<T> AtPath<T> for io::Result<T> {
 impl<T> AtPath<T> for std::result::Result<T, Fault> {
     fn at(self, path: impl AsRef<Path>) -> Result<T> {
         self.map_err(|fault| Error::format(path, fault))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_a_line_that_can_be_read() {
+        let fault = Fault::new(7, format!("tensor \"\x1b[2J\n{}\" is too long", "\u{e9}".repeat(1000)));
+        assert!(fault.what.starts_with("tensor \"\\u{1b}[2J\\n\u{e9}"), "{fault}");
+        assert!(fault.what.ends_with("\u{e9}\" is too long") && fault.what.chars().count() < 520, "{fault}");
+        assert_eq!(Fault::new(0, "short \u{e9}").what, "short \u{e9}");
     }
 }

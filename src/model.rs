@@ -345,6 +345,15 @@ pub struct Defect {
     pub unread: Option<(Digest, u64)>,
 }
 
+impl fmt::Display for Defect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.unread {
+            Some((digest, _)) => write!(f, "blob {digest}: {}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}
+
 impl Model {
     /// Brings everything into order of name. Of two that have one name the first stays, and the other is a defect.
     pub fn sort(&mut self) {

@@ -166,7 +166,7 @@ impl Entry {
         self.model.get(&self.keep, || {
             let model = self.store.load(&self.found)?;
             for defect in &model.defects {
-                tracing::warn!("model {}: {}", model.name, defect.what);
+                tracing::warn!("model {}: {}", model.name, defect);
             }
             let memory = model.memory();
             Ok((model, memory))

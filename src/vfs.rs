@@ -646,6 +646,7 @@ impl Vfs {
         parts.fold(self.attr(ROOT), |attr, part| {
             self.lookup(attr?.ino, part).map_err(|error| match error {
                 Error::NotFound(_) => Error::NotFound(path.into()),
+                Error::NotDir => Error::Invalid(format!("{path}: {part:?} is below a file")),
                 other => other,
             })
         })

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 
 use super::StoreArgs;
 use super::export::for_each_chunk;
-use crate::error::{AtPath, Result};
+use crate::error::{AtPath, Error, Result};
+use crate::vfs::Kind;
 
 /// Print a file of the tree without a mount
 #[derive(Debug, clap::Args)]
@@ -19,6 +20,9 @@ pub struct CatArgs {
 pub(super) fn run(args: &CatArgs) -> Result<()> {
     let vfs = super::tree_of(&args.store.path()?)?;
     let attr = vfs.resolve(&args.path)?;
+    if attr.kind == Kind::Dir {
+        return Err(Error::Invalid(format!("{:?}: is a directory; wmount export writes those", args.path)));
+    }
     let mut stdout = io::stdout().lock();
     let mut gone = false;
     for_each_chunk(&vfs, &attr, |chunk| match stdout.write_all(chunk) {

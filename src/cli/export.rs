@@ -11,7 +11,7 @@ use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
 use crate::error::{AtPath, Error, Result};
 use crate::store::import::Progress;
-use crate::vfs::{Attr, Kind, Vfs};
+use crate::vfs::{Attr, Child, Kind, Vfs};
 
 /// Write a file or directory of the tree as plain files, without a mount
 #[derive(Debug, clap::Args)]
@@ -64,7 +64,8 @@ impl Export<'_> {
             return Ok(attr.size);
         }
         let children = self.vfs.entries(attr.ino)?.children;
-        children.iter().map(|child| self.total(&self.vfs.lookup(attr.ino, &child.name)?)).sum()
+        let total = |child: Child| self.total(&self.vfs.lookup(attr.ino, &child.name)?);
+        children.iter().try_fold(0, |sum: u64, child| Ok(sum.saturating_add(total(child)?)))
     }
 
     fn branch(&mut self, attr: &Attr, dest: &Path) -> Result<()> {

@@ -84,15 +84,18 @@ fn describe(store: &Store, found: &Found) -> Value {
             for (digest, len) in model.foreign.iter().flat_map(|foreign| &foreign.blobs) {
                 blobs.entry(*digest).or_insert(*len);
             }
-            let damage = blobs.iter().find_map(|(digest, len)| match store.blob_path(digest).metadata() {
+            // What nobody could read is no part of the sum, but the reason may be that it is short or missing.
+            let unread = model.defects.iter().filter_map(|defect| defect.unread);
+            let all = blobs.iter().map(|(digest, len)| (*digest, *len)).chain(unread);
+            let damage = all.into_iter().find_map(|(digest, len)| match store.blob_path(&digest).metadata() {
                 Ok(metadata) if !metadata.is_file() => Some(format!("blob {digest} is no file")),
-                Ok(metadata) if metadata.len() != *len => {
+                Ok(metadata) if metadata.len() != len => {
                     Some(format!("blob {digest} has {} bytes, its manifest says {len}", metadata.len()))
                 }
                 Ok(_) => None,
                 Err(_) => Some(format!("blob {digest} is missing")),
             });
-            let damage = damage.or_else(|| model.defects.first().map(|defect| defect.what.clone()));
+            let damage = damage.or_else(|| model.defects.first().map(ToString::to_string));
             json!({
                 "model": found.name.to_string(),
                 "path": path,

@@ -69,7 +69,7 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
         .iter()
         .map(|file| json!({"role": file.role, "bytes": file.len, "digest": file.blob, "fault": file.fault}));
     let source = |source: &crate::model::Source| {
-        let bytes: u64 = source.files.iter().map(|file| file.content.size()).sum();
+        let bytes: u64 = source.files.iter().map(|file| file.content.size()).fold(0, u64::saturating_add);
         json!({"name": source.name, "kind": source.kind.name(), "files": source.files.len(), "bytes": bytes})
     };
     let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
@@ -100,7 +100,7 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
         "sources": model.sources.iter().map(source).collect::<Vec<_>>(),
         "programs": programs,
         "layouts": layouts,
-        "damaged": model.defects.iter().map(|defect| defect.what.as_str()).collect::<Vec<_>>(),
+        "damaged": model.defects.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "files": model.files.iter().map(file).collect::<Vec<_>>(),
         "weights": weights.collect::<Vec<_>>(),
         "tensors": tensors,

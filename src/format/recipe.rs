@@ -188,7 +188,8 @@ pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault
         let content = match (file.extents, file.map) {
             (Some(extents), None) => content(&extents, &recipe.blobs),
             (None, Some(Blob(digest, len))) => {
-                let map: Map = json::loose(&get(&digest, len)?).map_err(in_place)?;
+                let text = get(&digest, len).map_err(in_place)?;
+                let map: Map = json::loose(&text).map_err(in_place)?;
                 check_version(map.version)?;
                 content(&map.extents, &map.blobs)
             }

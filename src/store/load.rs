@@ -28,10 +28,13 @@ impl Store {
         if (metadata.ino(), metadata.len()) != found.version {
             return Err(Error::NotFound(format!("the manifest of {} as it was", found.name)));
         }
-        file.take(ollama::MAX_MANIFEST + 1).read_to_end(&mut bytes).at(&path)?;
-        if bytes.len() as u64 > ollama::MAX_MANIFEST {
-            return Err(Error::format(&path, Fault::new(0, "is too long for a manifest")));
+        // It is replaced, never written to, so the length stays what it is.
+        if metadata.len() > ollama::MAX_MANIFEST {
+            let what =
+                format!("{} bytes are too many for a manifest: more than {}", metadata.len(), ollama::MAX_MANIFEST);
+            return Err(Error::format(&path, Fault::new(0, what)));
         }
+        file.take(ollama::MAX_MANIFEST).read_to_end(&mut bytes).at(&path)?;
         Ok(bytes)
     }
 
@@ -72,7 +75,10 @@ impl Store {
                     Ok(()) => {
                         model.files.push(SmallFile { path: layer.name.clone(), blob: layer.digest, len: layer.size });
                     }
-                    Err(what) => model.defects.push(Defect { what, unread: None }),
+                    Err(what) => {
+                        let what = format!("the layer of blob {}: {what}", layer.digest);
+                        model.defects.push(Defect { what, unread: None });
+                    }
                 },
                 ollama::MODEL => self.weight_file(layer, Role::Model, &mut model),
                 ollama::PROJECTOR => self.weight_file(layer, Role::Projector, &mut model),
@@ -138,7 +144,9 @@ impl Store {
         };
         match read {
             Ok(read) => tensors.extend(read),
-            Err(what) => defects.push(Defect { what, unread: Some((layer.digest, layer.size)) }),
+            Err(fault) => {
+                defects.push(Defect { what: fault.to_string(), unread: Some((layer.digest, layer.size)) });
+            }
         }
     }
 
@@ -155,9 +163,8 @@ impl Store {
     }
 
     /// The tensors of a blob by its own header, as today's ollama writes them.
-    fn header_of(&self, layer: &Layer) -> Result<Vec<Tensor>, String> {
-        let header = safetensors::parse(&BlobBytes { blobs: self.blobs(), digest: layer.digest, len: layer.size })
-            .map_err(|fault| fault.what)?;
+    fn header_of(&self, layer: &Layer) -> Result<Vec<Tensor>, Fault> {
+        let header = safetensors::parse(&BlobBytes { blobs: self.blobs(), digest: layer.digest, len: layer.size })?;
         let tensor = |range: safetensors::TensorRange| {
             let is_plain = range.name == "data" && !layer.name.is_empty();
             Tensor {
@@ -186,8 +193,8 @@ pub(super) fn check_sizes(manifest: &Manifest) -> Result<(), Fault> {
 }
 
 /// A tensor whose layer says what it is: its bytes are the last of the blob.
-fn described(layer: &Layer, shape: &[u64]) -> Result<Tensor, String> {
-    let fault = |what: String| format!("tensor {:?}: {what}", layer.name);
+fn described(layer: &Layer, shape: &[u64]) -> Result<Tensor, Fault> {
+    let fault = |what: String| Fault::new(0, format!("tensor {:?}: {what}", layer.name));
     let dtype: Dtype = layer.dtype.parse().map_err(&fault)?;
     let len = dtype.bytes(shape).filter(|&len| len <= layer.size);
     let len = len.ok_or_else(|| fault(format!("{dtype} {shape:?} does not fit into {} bytes", layer.size)))?;

@@ -135,7 +135,10 @@ impl<'a> Stage<'a> {
     /// `false` if the store had it already.
     pub fn take(&self, source: &Path, digest: &Digest, len: u64) -> Result<bool> {
         let damaged = |fault: String| Error::Damaged { digest: *digest, fault };
-        let found = source.metadata().map_err(|error| damaged(error.to_string()))?;
+        let found = source.metadata().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => damaged("it is missing".into()),
+            _ => damaged(error.to_string()),
+        })?;
         if !found.is_file() || found.len() != len {
             return Err(damaged(format!("it has {} bytes, its manifest says {len}", found.len())));
         }

@@ -120,7 +120,8 @@ impl Store {
         let manifests = models.iter().filter_map(|found| self.manifest(found).ok());
         let blobs: BTreeMap<Digest, u64> =
             manifests.flat_map(|manifest| manifest.blobs().map(|l| (l.digest, l.size)).collect::<Vec<_>>()).collect();
-        blobs.values().sum()
+        // A sum of claims.
+        blobs.values().fold(0, |sum, size| sum.saturating_add(*size))
     }
 
     /// Why a blob is damaged, if it is.

@@ -9,8 +9,8 @@ import pytest
 
 import foreign
 import readers
-from harness import Mount, Store, digest, walk
-from test_loaders import greedy, raw
+from harness import Mount, Store, digest
+from test_loaders import greedy
 
 TINY = "registry.ollama.ai/library/tiny/latest"
 WHEN = 1_700_000_000
@@ -166,66 +166,3 @@ def test_what_has_no_tensors_is_told(made):
     layouts = Store(store.path).json("show", "old:7b")["layouts"]
     assert layouts["ollama"]["shown"] and not layouts["safetensors"]["shown"]
     assert "tensors" in layouts["safetensors"]["reason"]
-
-
-BAD_NAMES = ["../../../etc/passwd", "/etc/passwd", "a/../b", "nul\0", "tab\t", "x" * 5000, ""]
-
-
-@pytest.fixture
-def damaged(tmp_path):
-    """A store of one whole model and many broken ones."""
-    store = foreign.Store(tmp_path / "store")
-    one = foreign.tensor(np.ones((2, 2), np.float32))
-    whole = [store.named({"w": one}), store.blob("json", b"{}", name="config.json")]
-
-    def manifest(name, layers):
-        store.manifest(f"registry.ollama.ai/library/{name}/latest", layers)
-
-    manifest("whole", whole)
-    for number, name in enumerate(BAD_NAMES):
-        manifest(f"name{number}", [*whole, store.blob("json", b"[]", name=name)])
-    manifest("twice", [*whole, store.blob("json", b"[]", name="config.json")])
-    manifest("tensor-twice", [*whole, store.named({"w": one, "v": one})])
-    gone = store.named({"gone": one})
-    (store.path / "blobs" / gone["digest"].replace(":", "-")).unlink()
-    manifest("gone", [*whole, gone])
-    manifest("long", [whole[0] | {"size": 1 << 40}])
-    manifest("vast", [whole[0] | {"size": (1 << 64) - 1}] * 3)
-    short = foreign.container({"short": one})[:-1]
-    manifest("short", [store.blob("tensor", short, name="short"), whole[1]])
-    manifest("header", [store.blob("tensor", (1 << 26).to_bytes(8, "little"), name="x") | {"size": 1 << 30}])
-    manifest("digest", [whole[0] | {"digest": "sha256:../../../etc/passwd"}])
-    manifest("shape", [whole[0] | {"dtype": "F32", "shape": [1 << 63, 4]}])
-    store.raw("registry.ollama.ai/library/text/latest", b"no json")
-    store.raw("registry.ollama.ai/library/deep/latest", b"[" * 200_000)
-    with open(store.raw("registry.ollama.ai/library/large/latest", b'{"layers":['), "ab") as f:
-        f.truncate(100 << 20)
-    (store.path / "manifests/registry.ollama.ai/library/directory/latest").mkdir(parents=True)
-    (store.path / "manifests/registry.ollama.ai/library/whole/loop").symlink_to("loop")
-    (store.path / "manifests/loop").symlink_to("loop")
-    return store
-
-
-def test_a_broken_model_hurts_nothing_else(damaged, tmp_path):
-    store = Store(damaged.path)
-    listed = {model["model"].split(":")[0]: model for model in store.json("ls")}
-    assert listed["whole"]["damaged"] is None
-    assert all(model["damaged"] for name, model in listed.items() if name != "whole"), listed
-    assert {"gone", "long", "vast", "short", "header", "digest", "shape", "text", "deep", "large"} <= listed.keys()
-    with Mount(store, tmp_path / "mnt") as mount:
-        assert readers.safetensors(mount / "safetensors/whole/latest/model.safetensors").keys() == {"w"}
-        for here, directories, files in os.walk(mount.at):
-            for name in directories + files:
-                assert name not in ("..", "etc", "passwd") and name.isprintable(), here
-        for model in ("gone", "short"):
-            directory = mount / f"safetensors/{model}/latest"
-            assert (directory / "config.json").read_bytes() == b"{}"
-            with pytest.raises(OSError) as caught:
-                (directory / "model.safetensors").read_bytes()
-            assert caught.value.errno == 5
-        # The blobs of a model with bad names are shown, and its good files.
-        assert (mount / "safetensors/name0/latest/config.json").read_bytes() == b"{}"
-        for path in walk(mount / "ollama/blobs"):
-            if path != "." and (damaged.path / "blobs" / path).exists():
-                assert digest(mount / "ollama/blobs" / path) == path[7:]
-    assert store.run("verify", check=False).returncode == 1

@@ -85,6 +85,8 @@ fn copy_one(
 ) -> Result<ImportReport> {
     let bytes = from.manifest_bytes(found)?;
     let manifest = Manifest::parse(&bytes).map_err(|fault| Error::format(from.manifest_path(&found.name), fault))?;
+    // What cannot be read is no model, whatever its blobs are; what is wrong with a part of it comes along.
+    from.load(found)?;
     let path = store.manifest_path(name);
     if !replace && std::fs::read(&path).is_ok_and(|old| old != bytes) {
         let what = format!("the store has another model {name}: give a new name, or --replace it");

@@ -111,7 +111,8 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
         check_joinable(model, &plans)?;
     }
     let stage = Stage::new(&store, &lock)?;
-    progress.begin(plans.iter().flat_map(|plan| &plan.scan.files).map(|file| file.len).sum());
+    let lens = plans.iter().flat_map(|plan| &plan.scan.files).map(|file| file.len);
+    progress.begin(lens.fold(0, u64::saturating_add));
     let expected = expected(&store, &name)?;
     let stored = pieces::store_all(&stage, &plans, expected, progress)?;
     let report = ImportReport {
