@@ -234,11 +234,22 @@ impl ExtentMap {
 
     /// The blobs that the file is made of, each as often as it has extents.
     pub fn digests(&self) -> impl Iterator<Item = Digest> {
-        self.sources.iter().filter_map(|source| match *source {
+        self.sources.iter().filter_map(|source| self.digest_of(*source))
+    }
+
+    /// The blobs that a read of this range touches.
+    pub fn digests_in(&self, range: Range<u64>) -> impl Iterator<Item = Digest> {
+        let first = self.starts.partition_point(|&start| start <= range.start).saturating_sub(1);
+        let end = self.starts.partition_point(|&start| start < range.end).max(first);
+        self.sources[first..end].iter().filter_map(|source| self.digest_of(*source))
+    }
+
+    fn digest_of(&self, source: Source) -> Option<Digest> {
+        match source {
             Source::Blob(digest, _) => Some(digest),
             Source::Computed(index, _) => Some(self.computed[index].digest),
             Source::Inline(_) | Source::Zeros => None,
-        })
+        }
     }
 
     /// About how many bytes of memory the map takes.

@@ -23,6 +23,7 @@ pub mod digest;
 pub mod dtype;
 pub mod transform;
 pub mod extent;
+pub mod waits;
 pub mod model;
 pub mod format;
 pub mod sample;

@@ -494,6 +494,13 @@ impl Vfs {
         look(file)
     }
 
+    /// The blobs that a read would touch, each as the first bytes of its digest.
+    pub fn blobs_of(&self, ino: u64, offset: u64, len: u64) -> Vec<u64> {
+        let range = offset..offset.saturating_add(len);
+        let blobs = |file: &FileBody| Some(file.content.digests_in(range).map(|digest| digest.prefix()).collect());
+        self.file(ino, blobs).unwrap_or_default()
+    }
+
     /// Whether a file is a blob and nothing else.
     pub fn is_whole_blob(&self, ino: u64) -> bool {
         self.file(ino, |file| file.content.whole_blob()).is_some()

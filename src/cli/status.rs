@@ -121,6 +121,10 @@ fn said_of(key: &str, value: &Value, now: i64) -> (String, Vec<Vec<String>>) {
         (_, Value::Array(list)) => {
             let row = |value: &Value| match value.get("model") {
                 Some(model) => vec![format!("{}  written {}", word(model), ago(value["written"].as_i64(), now))],
+                None if key == "waiting" => {
+                    let reads = count(value["threads"].as_u64().unwrap_or(0), "read");
+                    vec![format!("{}  for {} s, {reads}", word(&value["blob"]), value["seconds"])]
+                }
                 None => vec![word(value)],
             };
             let mut rows: Vec<_> = list.iter().take(LISTED).map(row).collect();

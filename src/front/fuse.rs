@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use fuser::{
 };
 
 use super::errno::{Complaints, errno};
+use super::lanes::Lanes;
 use super::passthrough::{Opening, Passthrough};
 use super::readpath::{Mode, ReadPath};
 use super::tolerate::Tolerance;
@@ -34,7 +36,8 @@ pub(super) const LONG: Duration = Duration::from_secs(1_000_000);
 /// For what can: the time after which a removed model is no longer found.
 const SHORT: Duration = Duration::from_secs(1);
 /// Requests of readahead and asynchronous reads that the kernel may have under way at a time (its default is 12).
-const BACKGROUND: u16 = 64;
+/// A blob that does not answer must not take all of them from the others.
+const BACKGROUND: u16 = 256;
 /// Longest name in bytes.
 const NAME_MAX: u32 = 255;
 const BLOCK: u32 = 4096;
@@ -49,22 +52,35 @@ thread_local! {
 }
 
 /// A [`Vfs`] as the kernel sees it.
-pub struct Fuse {
-    vfs: Arc<Vfs>,
-    owner: (u32, u32),
+#[derive(Clone)]
+pub struct Fuse(Arc<Served>);
+
+/// What all threads that serve have in common.
+pub struct Served {
+    pub(super) vfs: Arc<Vfs>,
+    pub(super) owner: (u32, u32),
     /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
-    listings: DashMap<u64, Arc<Listing>>,
-    next_listing: AtomicU64,
-    passthrough: Arc<Passthrough<BackingId>>,
-    readpath: ReadPath,
-    complaints: Arc<Complaints>,
-    tolerance: Arc<Tolerance>,
+    pub(super) listings: DashMap<u64, Arc<Listing>>,
+    pub(super) next_listing: AtomicU64,
+    pub(super) passthrough: Arc<Passthrough<BackingId>>,
+    pub(super) readpath: ReadPath,
+    pub(super) complaints: Arc<Complaints>,
+    pub(super) tolerance: Arc<Tolerance>,
+    lanes: Arc<Lanes>,
+}
+
+impl Deref for Fuse {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        &self.0
+    }
 }
 
 impl Fuse {
-    /// Serves `vfs`, with every file owned by the user of this process.
-    pub fn new(vfs: Arc<Vfs>, mode: Mode, tolerance: Arc<Tolerance>) -> Fuse {
-        Fuse {
+    /// Serves `vfs` with so many threads, with every file owned by the user of this process.
+    pub fn new(vfs: Arc<Vfs>, mode: Mode, tolerance: Arc<Tolerance>, threads: usize) -> Fuse {
+        Fuse(Arc::new(Served {
             vfs,
             owner: sys::owner(),
             listings: DashMap::new(),
@@ -73,7 +89,36 @@ impl Fuse {
             readpath: ReadPath::new(mode),
             complaints: Arc::default(),
             tolerance,
+            lanes: Arc::new(Lanes::new(threads)),
+        }))
+    }
+
+    /// Who serves the requests.
+    pub fn lanes(&self) -> Arc<Lanes> {
+        self.lanes.clone()
+    }
+
+    /// Serves a request here, or has another thread do it if this is the last that is free.
+    fn serve(&self, ino: INodeNo, work: impl FnOnce(&Fuse) + Send + 'static) {
+        match self.lanes.enter() {
+            Some(_lane) => work(self),
+            None => {
+                let fuse = self.clone();
+                self.lanes.hand_over(vec![ino.0], move || work(&fuse));
+            }
         }
+    }
+
+    fn read_now(&self, ino: INodeNo, offset: u64, size: usize, reply: ReplyData) {
+        BUFFER.with_borrow_mut(|buffer| {
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            match self.ask("read", ino, |vfs| vfs.read(ino.0, offset, &mut buffer[..size])) {
+                Ok(len) => reply.data(&buffer[..len]),
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 
     /// The files that the kernel reads past us.
@@ -255,28 +300,33 @@ impl Filesystem for Fuse {
         if name.len() > NAME_MAX as usize {
             return reply.error(Errno::ENAMETOOLONG);
         }
-        match self.ask("lookup", parent, |vfs| vfs.lookup(parent.0, known_name(name)?)) {
-            Ok(attr) => reply.entry_with_ttls(&attr_ttl(&attr), &entry_ttl(&attr), &self.file_attr(&attr), GENERATION),
-            Err(errno) => reply.error(errno),
-        }
+        let name = name.to_owned();
+        self.serve(parent, move |fuse| {
+            match fuse.ask("lookup", parent, |vfs| vfs.lookup(parent.0, known_name(&name)?)) {
+                Ok(attr) => {
+                    reply.entry_with_ttls(&attr_ttl(&attr), &entry_ttl(&attr), &fuse.file_attr(&attr), GENERATION);
+                }
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.ask("getattr", ino, |vfs| vfs.attr(ino.0)) {
-            Ok(attr) => reply.attr(&attr_ttl(&attr), &self.file_attr(&attr)),
+        self.serve(ino, move |fuse| match fuse.ask("getattr", ino, |vfs| vfs.attr(ino.0)) {
+            Ok(attr) => reply.attr(&attr_ttl(&attr), &fuse.file_attr(&attr)),
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match self.ask("opendir", ino, |vfs| vfs.entries(ino.0)) {
+        self.serve(ino, move |fuse| match fuse.ask("opendir", ino, |vfs| vfs.entries(ino.0)) {
             Ok(listing) => {
-                let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
-                self.listings.insert(fh, Arc::new(listing));
+                let fh = fuse.next_listing.fetch_add(1, Ordering::Relaxed);
+                fuse.listings.insert(fh, Arc::new(listing));
                 reply.opened(FileHandle(fh), FopenFlags::empty());
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -291,17 +341,17 @@ impl Filesystem for Fuse {
     }
 
     fn readdirplus(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        match self.listing(fh) {
+        self.serve(ino, move |fuse| match fuse.listing(fh) {
             Ok(listing) => {
                 let mut entries = entries_from(ino, &listing, offset);
                 let _full = entries.any(|it| {
-                    let (attr, ttl) = self.listed_attr(ino, &it);
+                    let (attr, ttl) = fuse.listed_attr(ino, &it);
                     reply.add(attr.ino, it.next, &*it.name, &ttl, &attr, GENERATION)
                 });
                 reply.ok();
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
@@ -311,27 +361,29 @@ impl Filesystem for Fuse {
 
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if self.tolerance.admits(flags) {
-            return match self.ask("open", ino, |vfs| vfs.open(ino.0)) {
-                Ok(()) => reply.opened(FileHandle(0), Tolerance::flags(&self.readpath)),
+            return self.serve(ino, move |fuse| match fuse.ask("open", ino, |vfs| vfs.open(ino.0)) {
+                Ok(()) => reply.opened(FileHandle(0), Tolerance::flags(&fuse.readpath)),
                 Err(errno) => reply.error(errno),
-            };
+            });
         }
         if flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & libc::O_TRUNC != 0 {
             return reply.error(Errno::EROFS);
         }
-        let opening = self.ask("open", ino, |vfs| {
-            vfs.open(ino.0)?;
-            let opening = self.passthrough.open(vfs, ino.0, |blob| reply.open_backing(blob));
-            opening.inspect_err(|_| vfs.release(ino.0))
-        });
-        match opening {
-            Ok(Opening::Served) => reply.opened(FileHandle(0), self.readpath.flags()),
-            Ok(Opening::Counted) => reply.opened(FileHandle(COUNTED), self.readpath.flags()),
-            Ok(Opening::Backed(backing)) => {
-                reply.opened_passthrough(FileHandle(COUNTED), passthrough_flags(flags), &backing);
+        self.serve(ino, move |fuse| {
+            let opening = fuse.ask("open", ino, |vfs| {
+                vfs.open(ino.0)?;
+                let opening = fuse.passthrough.open(vfs, ino.0, |blob| reply.open_backing(blob));
+                opening.inspect_err(|_| vfs.release(ino.0))
+            });
+            match opening {
+                Ok(Opening::Served) => reply.opened(FileHandle(0), fuse.readpath.flags()),
+                Ok(Opening::Counted) => reply.opened(FileHandle(COUNTED), fuse.readpath.flags()),
+                Ok(Opening::Backed(backing)) => {
+                    reply.opened_passthrough(FileHandle(COUNTED), passthrough_flags(flags), &backing);
+                }
+                Err(errno) => reply.error(errno),
             }
-            Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn read(
@@ -363,15 +415,20 @@ impl Filesystem for Fuse {
             let _ = std::thread::Builder::new().spawn(work);
             return;
         }
-        BUFFER.with_borrow_mut(|buffer| {
-            if buffer.len() < size {
-                buffer.resize(size, 0);
+        let blobs = || self.vfs.blobs_of(ino.0, offset, size as u64);
+        let stuck = if self.lanes.are_some_stuck() { Some(blobs()) } else { None };
+        let lane = match &stuck {
+            Some(blobs) if self.lanes.is_stuck(blobs) => None,
+            _ => self.lanes.enter(),
+        };
+        match lane {
+            Some(_lane) => self.read_now(ino, offset, size, reply),
+            None => {
+                let fuse = self.clone();
+                let keys = stuck.unwrap_or_else(blobs);
+                self.lanes.hand_over(keys, move || fuse.read_now(ino, offset, size, reply));
             }
-            match self.ask("read", ino, |vfs| vfs.read(ino.0, offset, &mut buffer[..size])) {
-                Ok(len) => reply.data(&buffer[..len]),
-                Err(errno) => reply.error(errno),
-            }
-        });
+        }
     }
 
     fn release(
@@ -392,13 +449,13 @@ impl Filesystem for Fuse {
     }
 
     fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        match self.ask("statfs", ino, |vfs| vfs.space()) {
+        self.serve(ino, move |fuse| match fuse.ask("statfs", ino, |vfs| vfs.space()) {
             Ok(space) => {
                 let block = u32::try_from(space.block_size).unwrap_or(BLOCK);
                 reply.statfs(space.blocks, space.free, space.free, space.files, 0, block, NAME_MAX, block);
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {

@@ -12,6 +12,7 @@ pub mod privileges;
 pub mod passthrough;
 pub mod readpath;
 pub mod tolerate;
+pub mod lanes;
 pub mod fuse;
 pub mod answers;
 pub mod writes;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use dashmap::{DashMap, Entry};
+use dashmap::DashMap;
 
 use crate::error::Result;
 use crate::vfs::Vfs;
@@ -42,17 +42,28 @@ struct Opened<T> {
 #[derive(Debug)]
 struct Backed<T> {
     backing: Arc<T>,
-    blob: Arc<File>,
+    blob: Arc<Blob>,
+}
+
+#[derive(Debug)]
+struct Blob {
+    file: Arc<File>,
     len: u64,
     mtime: Option<SystemTime>,
     /// Whether its fault was told.
-    told: bool,
+    told: AtomicBool,
 }
 
-impl<T> Backed<T> {
+// A store can take its time to answer, so that none of this is done while the table is locked.
+impl Blob {
+    fn of(file: Arc<File>) -> Option<Blob> {
+        let found = file.metadata().ok()?;
+        Some(Blob { file, len: found.len(), mtime: found.modified().ok(), told: AtomicBool::new(false) })
+    }
+
     /// Whether the blob has become shorter or longer, or only other, and that in words.
     fn fault(&self) -> Option<(bool, String)> {
-        let now = self.blob.metadata().ok()?;
+        let now = self.file.metadata().ok()?;
         match now.len() {
             len if len != self.len => {
                 Some((true, format!("it has {len} bytes, not {}, since it was opened", self.len)))
@@ -63,10 +74,22 @@ impl<T> Backed<T> {
     }
 
     /// A fault that was not told yet.
-    fn news(&mut self) -> Option<String> {
-        let fault = if self.told { None } else { self.fault() };
-        self.told |= fault.is_some();
-        fault.map(|(_, words)| words)
+    fn news(&self) -> Option<String> {
+        if self.told.load(Ordering::Relaxed) {
+            return None;
+        }
+        let (_, fault) = self.fault()?;
+        (!self.told.swap(true, Ordering::Relaxed)).then_some(fault)
+    }
+
+    /// Why nobody else is to have it.
+    fn refusal(&self, vfs: &Vfs, ino: u64) -> Option<String> {
+        if let Some((true, fault)) = self.fault() {
+            self.told.store(true, Ordering::Relaxed);
+            return Some(fault);
+        }
+        let replaced = self.file.metadata().is_ok_and(|found| vfs.is_replaced(ino, found.ino()));
+        replaced.then(|| "it is repaired, and somebody still has the damaged one open: close it there".into())
     }
 }
 
@@ -82,6 +105,10 @@ pub enum Opening<T> {
 }
 
 impl<T> Opened<T> {
+    fn blob(&self) -> Option<Arc<Blob>> {
+        self.backed.as_ref().map(|backed| backed.blob.clone())
+    }
+
     fn opening(&self) -> Opening<T> {
         self.backed.as_ref().map_or(Opening::Counted, |backed| Opening::Backed(backed.backing.clone()))
     }
@@ -124,39 +151,26 @@ impl<T> Passthrough<T> {
         blob: impl FnOnce() -> Option<Arc<File>>,
         register: impl Fn(&File) -> io::Result<T>,
     ) -> Result<Opening<T>, String> {
-        // Opened before the table is locked: a store can take its time.
-        let blob = if self.opened.contains_key(&ino) { None } else { blob() };
-        match self.opened.entry(ino) {
-            Entry::Vacant(entry) => {
-                let backed = blob.and_then(|blob| self.back(vfs, blob, register));
-                Ok(entry.insert(Opened { count: 1, backed }).opening())
-            }
-            Entry::Occupied(mut entry) => {
-                let opened = entry.get_mut();
-                if let Some(backed) = &mut opened.backed
-                    && let Some((true, fault)) = backed.fault()
-                {
-                    backed.told = true;
-                    return Err(fault);
-                }
-                if let Some(backed) = &opened.backed
-                    && backed.blob.metadata().is_ok_and(|found| vfs.is_replaced(ino, found.ino()))
-                {
-                    return Err("it is repaired, and somebody still has the damaged one open: close it there".into());
-                }
-                opened.count += 1;
-                Ok(opened.opening())
-            }
-        }
+        let known = self.opened.get(&ino).map(|opened| opened.blob());
+        let blob = match known {
+            Some(Some(blob)) => match blob.refusal(vfs, ino) {
+                Some(fault) => return Err(fault),
+                None => None,
+            },
+            Some(None) => None,
+            None => blob().and_then(Blob::of),
+        };
+        let mut opened = self.opened.entry(ino).or_insert_with(|| {
+            let backed = blob.and_then(|blob| self.back(vfs, blob, register));
+            Opened { count: 0, backed }
+        });
+        opened.count += 1;
+        Ok(opened.opening())
     }
 
-    fn back(&self, vfs: &Vfs, blob: Arc<File>, register: impl Fn(&File) -> io::Result<T>) -> Option<Backed<T>> {
-        let metadata = blob.metadata().ok()?;
-        match register(&blob) {
-            Ok(backing) => {
-                let (len, mtime) = (metadata.len(), metadata.modified().ok());
-                Some(Backed { backing: Arc::new(backing), blob, len, mtime, told: false })
-            }
+    fn back(&self, vfs: &Vfs, blob: Blob, register: impl Fn(&File) -> io::Result<T>) -> Option<Backed<T>> {
+        match register(&blob.file) {
+            Ok(backing) => Some(Backed { backing: Arc::new(backing), blob: Arc::new(blob) }),
             Err(error) => {
                 self.refused(vfs, &error);
                 None
@@ -166,22 +180,22 @@ impl<T> Passthrough<T> {
 
     /// The reverse of [`Passthrough::open`].
     pub fn release(&self, vfs: &Vfs, ino: u64) {
-        let mut news = None;
+        let mut last = None;
         if let Some(mut opened) = self.opened.get_mut(&ino) {
             opened.count -= 1;
-            news = opened.backed.as_mut().and_then(Backed::news);
+            last = if opened.count == 0 { opened.blob() } else { None };
         }
-        self.opened.remove_if(&ino, |_, opened| opened.count == 0);
-        news.into_iter().for_each(|fault| _ = vfs.damaged(ino, fault));
+        let closed = self.opened.remove_if(&ino, |_, opened| opened.count == 0);
+        drop(closed);
+        last.and_then(|blob| blob.news()).into_iter().for_each(|fault| _ = vfs.damaged(ino, fault));
     }
 
     /// Looks whether blobs that the kernel reads have changed, and tells of those that have.
     pub fn look(&self, vfs: &Vfs) {
-        let news = |mut opened: dashmap::mapref::multiple::RefMutMulti<'_, u64, Opened<T>>| {
-            Some((*opened.key(), opened.backed.as_mut()?.news()?))
-        };
-        let news: Vec<_> = self.opened.iter_mut().filter_map(news).collect();
-        news.into_iter().for_each(|(ino, fault)| _ = vfs.damaged(ino, fault));
+        let blobs: Vec<_> = self.opened.iter().filter_map(|opened| Some((*opened.key(), opened.blob()?))).collect();
+        for (ino, blob) in blobs {
+            blob.news().into_iter().for_each(|fault| _ = vfs.damaged(ino, fault));
+        }
     }
 
     fn refused(&self, vfs: &Vfs, error: &io::Error) {

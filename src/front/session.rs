@@ -66,7 +66,8 @@ impl Session {
             vfs.guard(sys::owner().0);
         }
         let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
-        let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance));
+        let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance), at_work(options));
+        let lanes = fuse.lanes();
         let passthrough = fuse.passthrough();
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
@@ -78,7 +79,7 @@ impl Session {
         };
         readpath::read_ahead(&vfs, &mountpoint);
         let place = Place::of(mountpoint)?;
-        let lookout = Lookout::start(Arc::clone(&vfs), passthrough)?;
+        let lookout = Lookout::start(Arc::clone(&vfs), passthrough, lanes)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
         Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving), notifier, _lookout: lookout })
     }
@@ -217,11 +218,21 @@ fn config(options: &MountOptions, store: &Path) -> Config {
     ];
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     if cfg!(target_os = "linux") {
-        // More than cores, if those are few: a thread that waits for the disk serves nobody else.
-        let cores = || thread::available_parallelism().map_or(4, usize::from).max(4);
-        config.n_threads = Some(options.threads.unwrap_or_else(cores).max(1));
+        // One stays free when all others are at work.
+        config.n_threads = Some(at_work(options) + 1);
     }
     config
+}
+
+/// How many of the kernel's threads may be at work at a time.
+fn at_work(options: &MountOptions) -> usize {
+    if !cfg!(target_os = "linux") {
+        // There is one, and nobody to stay free.
+        return usize::MAX;
+    }
+    // More than cores, if those are few: a thread that waits for the disk serves nobody else.
+    let cores = || thread::available_parallelism().map_or(4, usize::from).max(4);
+    options.threads.unwrap_or_else(cores).max(1)
 }
 
 /// The store as a mount option; the helper takes options apart at commas.

@@ -17,6 +17,7 @@ use super::memo::Memos;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::Blobs;
+use crate::waits::Reading;
 
 /// Files kept open. Each reader thread needs one; more save an open and a close for each read.
 const OPEN_FILES: usize = 512;
@@ -60,6 +61,7 @@ impl BlobFiles {
     /// A blob's file: a regular file, or a link to one in the same directory.
     fn opened(&self, digest: &Digest) -> Result<Arc<File>> {
         let open = || {
+            let _reading = Reading::begin(digest);
             let file = Dir::open(&self.dir)?.file(&digest.file_name())?;
             Ok(Arc::new(file))
         };
@@ -84,15 +86,19 @@ fn damaged(digest: &Digest, error: &io::Error) -> Error {
 
 impl Blobs for BlobFiles {
     fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let read = |file: &File, buf: &mut [u8]| {
+            let _reading = Reading::begin(digest);
+            file.read_exact_at(buf, offset)
+        };
         match self.open(digest) {
-            Ok(file) if file.read_exact_at(buf, offset).is_ok() => return Ok(()),
+            Ok(file) if read(&file, buf).is_ok() => return Ok(()),
             // One that is not there to be opened will not be the next moment either.
             Err(error) if self.checks.is_none() => return Err(error),
             _ => {}
         }
         // What was opened may be the damaged file that a whole one has replaced since.
         self.open.remove(digest);
-        self.open(digest)?.read_exact_at(buf, offset).map_err(|error| damaged(digest, &error))
+        read(&*self.open(digest)?, buf).map_err(|error| damaged(digest, &error))
     }
 
     fn memo(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {

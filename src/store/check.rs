@@ -11,6 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use dashmap::DashMap;
 
 use crate::digest::{Digest, Hasher};
+use crate::waits::Reading;
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
@@ -64,7 +65,7 @@ impl Checks {
         }
         for _ in 0..TRIES {
             let before = Version::of(file)?;
-            let actual = self.digest_of(file)?;
+            let actual = self.digest_of(digest, file)?;
             if Version::of(file)? == before {
                 let result =
                     if actual == *digest { Ok(()) } else { Err(format!("its content has the digest {actual}")) };
@@ -76,10 +77,14 @@ impl Checks {
         Err(io::Error::other("it is being written to"))
     }
 
-    fn digest_of(&self, file: &File) -> io::Result<Digest> {
+    fn digest_of(&self, digest: &Digest, file: &File) -> io::Result<Digest> {
         let (mut hasher, mut buf, mut offset) = (Hasher::new(), vec![0; CHUNK], 0);
         loop {
-            match file.read_at(&mut buf, offset) {
+            // For each part: hashing a long blob is no sign that it does not answer.
+            let reading = Reading::begin(digest);
+            let read = file.read_at(&mut buf, offset);
+            drop(reading);
+            match read {
                 Ok(0) => return Ok(hasher.finish()),
                 Ok(len) => {
                     hasher.update(&buf[..len]);

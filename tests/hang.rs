@@ -1,0 +1,185 @@
+//! Stores that stop answering, and daemons that are stopped: who does not need them goes on.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "common/hanging.rs"]
+mod hanging;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{Mounted, Random, Store, digest_of, eventually, signal, walk};
+use hanging::Hanging;
+use wmount::digest::Digest;
+
+const TENSOR: &str = "model.layers.1.mlp.down_proj.weight";
+
+fn blob_of(store: &Store, model: &str) -> Digest {
+    let shown = store.json(&["show", model]);
+    let found = shown["tensors"].as_array().unwrap().iter().find(|it| it["name"] == TENSOR).unwrap();
+    serde_json::from_value(found["digest"].clone()).unwrap()
+}
+
+/// The files of a model in the mount, with their digests.
+fn files(mounted: &Mounted, model: &str) -> Vec<(PathBuf, Digest)> {
+    let files = walk(&mounted.at).into_iter().filter(|(path, found)| found.is_file() && path.contains(model));
+    files.map(|(path, _)| mounted.path(&path)).map(|path| (path.clone(), digest_of(&path))).collect()
+}
+
+fn forget_pages(path: &PathBuf) {
+    let file = fs::File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+#[test]
+fn a_blob_that_does_not_answer_hangs_nobody_else() {
+    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
+    let store = Store::of_two();
+    let digest = blob_of(&store, "llama:code");
+    let hanging = Hanging::over(&store.path().join("blobs"), &store.dir.path().join("disk"));
+    let mounted = Mounted::new(&store.path());
+    let others = files(&mounted, "llama/chat");
+    let hurt = mounted.path("original/llama/code/code/model.safetensors");
+    let expected = digest_of(&hurt);
+    others.iter().map(|(path, _)| path).chain([&hurt]).for_each(forget_pages);
+    hanging.hang(&digest.file_name());
+    // Many more readers than there are threads.
+    let done = Arc::new(AtomicUsize::new(0));
+    let amb = mounted.path("amb/llama/code.amb");
+    let readers: Vec<_> = (0..48)
+        .map(|number| {
+            let (path, done) = (if number % 2 == 0 { hurt.clone() } else { amb.clone() }, done.clone());
+            thread::spawn(move || {
+                let read = fs::read(path);
+                done.fetch_add(1, Ordering::Relaxed);
+                read
+            })
+        })
+        .collect();
+    eventually("somebody waits", || hanging.waiting() > 0);
+    thread::sleep(Duration::from_millis(200));
+    let answered = Arc::new(AtomicBool::new(false));
+    let (whole, at, tell) = (others.clone(), mounted.at.clone(), answered.clone());
+    let reader = thread::spawn(move || {
+        for (path, digest) in &whole {
+            forget_pages(path);
+            assert_eq!(digest_of(path), *digest, "{}", path.display());
+        }
+        walk(&at.join("safetensors"));
+        tell.store(true, Ordering::Relaxed);
+    });
+    eventually("the other model is read whole", || answered.load(Ordering::Relaxed));
+    reader.join().unwrap();
+    assert_eq!(done.load(Ordering::Relaxed), 0, "nobody got what cannot be read");
+    assert!(hanging.waiting() <= 12, "{} threads wait", hanging.waiting());
+    eventually("the status names the blob", || mounted.status()["waiting"][0]["blob"] == digest.to_string());
+    hanging.answer();
+    for (number, reader) in readers.into_iter().enumerate() {
+        let bytes = reader.join().unwrap().unwrap();
+        assert!(number % 2 == 1 || Digest::of(&bytes) == expected);
+    }
+    eventually("nothing waits any more", || mounted.status()["waiting"] == serde_json::json!([]));
+    drop(mounted);
+}
+
+#[test]
+fn a_stopped_daemon_goes_on_where_it_was() {
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let expected = files(&mounted, "llama/code");
+    let pid = mounted.pid();
+    expected.iter().for_each(|(path, _)| forget_pages(path));
+    signal(pid, "STOP");
+    let paths: Vec<PathBuf> = expected.iter().map(|(path, _)| path.clone()).collect();
+    let reader = thread::spawn(move || paths.iter().map(|path| digest_of(path)).collect::<Vec<_>>());
+    thread::sleep(Duration::from_millis(300));
+    assert!(!reader.is_finished());
+    signal(pid, "CONT");
+    let digests: Vec<Digest> = expected.iter().map(|(_, digest)| *digest).collect();
+    assert_eq!(reader.join().unwrap(), digests);
+}
+
+#[test]
+fn readers_are_not_disturbed_by_imports_and_removals_of_other_models() {
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let expected = files(&mounted, "llama/chat");
+    let stop = Arc::new(AtomicBool::new(false));
+    let readers: Vec<_> = (0..4)
+        .map(|seed| {
+            let (files, stop) = (expected.clone(), stop.clone());
+            thread::spawn(move || {
+                let (mut random, mut reads) = (Random(seed), 0);
+                while !stop.load(Ordering::Relaxed) {
+                    let (path, digest) = random.choose(&files);
+                    forget_pages(path);
+                    assert_eq!(digest_of(path), *digest, "{}", path.display());
+                    reads += 1;
+                }
+                reads
+            })
+        })
+        .collect();
+    for turn in 0..6 {
+        let name = format!("other{turn}");
+        store.add(&name, &[&store.code()]);
+        eventually("it is there", || mounted.path(&format!("amb/{name}/latest.amb")).exists());
+        store.run(&["rm", &name]);
+        store.run(&["gc"]);
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 0));
+}
+
+/// Resident memory of a process in KiB.
+fn resident(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn memory_is_flat_over_many_reads() {
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+    let reads: u64 = if std::env::var_os("WMOUNT_LONG").is_some() { 10_000_000 } else { 200_000 };
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let files: Vec<PathBuf> = files(&mounted, "llama").into_iter().map(|(path, _)| path).collect();
+    let pid = mounted.pid();
+    // Past the page cache, so that each read is the daemon's.
+    let open = |path: &PathBuf| fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+    let read_many = |number: u64, seed: u64| {
+        let done = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for thread in 0..4 {
+                let (files, done) = (&files, &done);
+                scope.spawn(move || {
+                    let mut random = Random(seed + thread);
+                    let mut buf = vec![0; 70_000];
+                    while (done.load(Ordering::Relaxed) as u64) < number {
+                        let file = open(random.choose(files));
+                        let size = file.metadata().unwrap().len();
+                        for _ in 0..50 {
+                            let most = 1 << random.below(17);
+                            let len = random.below(most) as usize;
+                            file.read_at(&mut buf[..len], random.below(size)).unwrap();
+                        }
+                        done.fetch_add(50, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+    };
+    read_many(20_000, 1);
+    let before = resident(pid);
+    read_many(reads, 2);
+    let after = resident(pid);
+    assert!(after <= before + 4096, "{before} KiB before, {after} KiB after {reads} reads");
+}
