@@ -21,7 +21,7 @@ use fuser::{
 
 use super::answers::{answer, aside, attempt, file_attr, file_type, name_text, ttl};
 use super::fuse::{Fuse, GENERATION, LONG};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ingest::{Form, Ingest, Names, Stat};
 use crate::vfs::{Access, ROOT, Vfs};
 
@@ -53,6 +53,15 @@ impl Writes {
     /// The path of a directory that can be written to; elsewhere nothing can.
     fn dir(&self, dir: INodeNo) -> Result<String, Errno> {
         self.ingest.path_of(dir.0).ok_or(Errno::EROFS)
+    }
+
+    /// Why nothing in another place than `ollama/` is changed. What became a blob or a model since the kernel looked it
+    /// up has another inode now, and the kernel looks again.
+    fn elsewhere(&self, ino: INodeNo) -> Errno {
+        match self.vfs().attr(ino.0) {
+            Err(Error::Stale(_)) => Errno::ESTALE,
+            _ => Errno::EROFS,
+        }
     }
 
     fn entry(&self, reply: ReplyEntry, stat: Result<Stat, Errno>) {
@@ -155,7 +164,10 @@ impl Filesystem for Writes {
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let write = flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & libc::O_TRUNC != 0;
         if write && !self.ingest.may_write(ino.0) {
-            return self.fuse.open(request, ino, flags, reply);
+            return match self.elsewhere(ino) {
+                Errno::EROFS => self.fuse.open(request, ino, flags, reply),
+                errno => reply.error(errno),
+            };
         }
         match attempt("open", || self.ingest.open(ino.0, write)) {
             Ok(Some(handle)) if self.ingest.is_manifest(ino.0) => {
@@ -299,7 +311,7 @@ impl Filesystem for Writes {
         reply: ReplyAttr,
     ) {
         if !self.ingest.has(ino.0) {
-            return reply.error(Errno::EROFS);
+            return reply.error(self.elsewhere(ino));
         }
         let mtime = mtime.map(|time| match time {
             TimeOrNow::SpecificTime(time) => time,
@@ -336,6 +348,9 @@ impl Filesystem for Writes {
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if !self.ingest.has(ino.0) {
+            return reply.error(self.elsewhere(ino));
+        }
         let made = self.dir(parent).and_then(|dir| attempt("link", || self.ingest.link(ino.0, &dir, name_text(name)?)));
         self.entry(reply, made);
     }

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use super::{
-    BLOBS, Form, Handle, Ingest, MANIFESTS, Name, Pending, Stat, State, blob_at, is_resumable, model_at, refused,
-    stat_of,
+    BLOBS, Form, Handle, Ingest, MANIFESTS, Name, Pending, PendingState, Stat, State, blob_at, is_resumable, model_at,
+    refused, stat_of,
 };
 use crate::error::{AtPath, Error, Result};
 use crate::store::ingest::Progress;
@@ -20,6 +20,17 @@ const HANDLES: u64 = 1 << 48;
 /// Whether a handle is one of an unfinished file.
 pub(super) fn is_handle(handle: u64) -> bool {
     handle >= HANDLES
+}
+
+impl PendingState {
+    /// Opens the file. One that has gone since its name was looked up is looked for again.
+    fn open(&self, ino: u64, write: bool) -> Result<File> {
+        let place = self.place.as_ref().ok_or(Error::Stale(ino))?;
+        File::options().read(true).write(write).open(place).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::Stale(ino),
+            _ => Error::io(place, error),
+        })
+    }
 }
 
 impl Ingest {
@@ -34,8 +45,7 @@ impl Ingest {
 
     fn hand_out(&self, state: &mut State, pending: &Arc<Pending>, write: bool, shown: u64) -> Result<u64> {
         let mut inner = pending.state();
-        let place = inner.place.as_ref().ok_or(Error::Stale(shown))?;
-        let file = Arc::new(File::options().read(true).write(write).open(place).at(place)?);
+        let file = Arc::new(inner.open(pending.ino, write)?);
         inner.opens += 1;
         let handle = HANDLES + self.next.fetch_add(1, Ordering::Relaxed);
         state.handles.insert(handle, Handle { pending: pending.clone(), file, write, shown });
@@ -216,9 +226,8 @@ impl Ingest {
     /// A file that is not open, for one change.
     fn held(&self, pending: &Arc<Pending>) -> Result<Handle> {
         let inner = pending.state();
-        let place = inner.place.as_ref().ok_or(Error::Stale(pending.ino))?;
-        let file = File::options().read(true).write(!inner.sealed).open(place).at(place)?;
-        Ok(Handle { pending: pending.clone(), file: Arc::new(file), write: true, shown: pending.ino })
+        let file = Arc::new(inner.open(pending.ino, !inner.sealed)?);
+        Ok(Handle { pending: pending.clone(), file, write: true, shown: pending.ino })
     }
 
     /// Makes what was written durable.

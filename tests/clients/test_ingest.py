@@ -443,6 +443,51 @@ def test_two_are_made_at_once(ingest, server, source, models):
     check(ingest, server.names(), models)
 
 
+def test_one_name_is_made_by_two_at_once(ingest, server, source, models, tmp_path):
+    """Whoever is last wins; what the other had is whole or gone."""
+    other = tmp_path / "other"
+    shutil.copytree(source, other)
+    (other / "Modelfile").write_text("FROM .\nTEMPLATE other\n")
+    create(server, "made", source)
+    command = [program(), "create", "--experimental", "made", "-f", "Modelfile"]
+    quiet = {"env": server.env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    processes = [subprocess.Popen(command, cwd=cwd, **quiet) for cwd in (source, other, source, other)]
+    assert [process.wait(120) for process in processes] == [0] * 4
+    assert server.ask("POST", "/api/show", {"model": "made"})["template"] in ("hello", "other")
+    check(ingest, {"tiny-llama:latest", "made:latest"}, models)
+
+
+def test_blobs_are_touched_while_models_are_made_of_them(ingest):
+    """ollama touches every blob of what it makes; that one becomes another inode in between is nothing to notice."""
+    blobs, current, ended, faults = ingest / "ollama/blobs", [], threading.Event(), []
+    place = ingest / f"ollama/manifests/{HOST}/library"
+
+    def touch():
+        while not ended.is_set():
+            try:
+                for name in current[-1:]:
+                    os.utime(name)
+                    name.chmod(0o644)
+                    assert name.read_bytes().startswith(b"shared")
+            except (OSError, AssertionError) as fault:
+                faults.append(fault)
+
+    threads = [threading.Thread(target=touch) for _ in range(3)]
+    [thread.start() for thread in threads]
+    for number in range(60):
+        data = b"shared %d" % number
+        name = finished(blobs, data)
+        current.append(blobs / name)
+        layer = {"mediaType": foreign.IMAGE + "license", "digest": name.replace("-", ":"), "size": len(data)}
+        (place / f"m{number}").mkdir()
+        document = {"schemaVersion": 2, "config": layer, "layers": []}
+        (place / f"m{number}/latest").write_text(json.dumps(document))
+    ended.set()
+    [thread.join() for thread in threads]
+    assert faults == []
+    assert len(ingest.store.json("ls")) == 61 and unfinished(ingest.store) == []
+
+
 def manifest_of(blobs: Path, layers: list[bytes]) -> bytes:
     """Writes the blobs of a model; its manifest."""
 
@@ -550,6 +595,37 @@ def test_a_store_that_ollama_made(models, source, tmp_path):
         assert server.ask("POST", "/api/show", {"model": "second"})["template"] == "second"
         server.ask("DELETE", "/api/delete", {"model": "second"})
     assert store.blobs() == {}
+
+
+def test_a_store_that_cannot_be_written_to(store, models, tmp_path):
+    store.add(models / "tiny-llama", name="tiny-llama")
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    (tmp_path / "mnt").mkdir()
+    subprocess.run(["mount", "--bind", "-o", "ro", str(store.path), str(bound)], check=True)
+    try:
+        done = run("--ingest", bound, tmp_path / "mnt", check=False)
+        assert done.returncode == 1 and b"--ingest writes into the store" in done.stderr, done.stderr
+        assert b"ead-only file system" in done.stderr and not os.path.ismount(tmp_path / "mnt")
+    finally:
+        unmount(bound)
+
+
+def test_a_link_in_place_of_the_directory_leads_nowhere(store, models, tmp_path):
+    store.add(models / "tiny-llama", name="tiny-llama")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"x")
+    (store.path / ".wmount/ingest").symlink_to(outside)
+    (tmp_path / "mnt").mkdir()
+    done = run("--ingest", store.path, tmp_path / "mnt", check=False)
+    assert done.returncode == 1 and b".wmount/ingest" in done.stderr
+    (store.path / ".wmount/ingest").unlink()
+    (store.path / ".wmount/ingest").mkdir()
+    (store.path / f".wmount/ingest/sha256-{'5' * 64}-partial").symlink_to(outside / "precious")
+    with Mount(store, tmp_path / "mnt", "--ingest") as mount:
+        (mount / f"ollama/blobs/sha256-{'5' * 64}-partial").write_bytes(b"other")
+    assert (outside / "precious").read_bytes() == b"x"
 
 
 def test_an_empty_store(tmp_path, source):

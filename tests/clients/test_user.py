@@ -90,3 +90,53 @@ def test_a_user_may_open_for_writing_where_that_is_tolerated(home):
     finally:
         done = as_user(home, "umount", home / "mnt")
         assert done.returncode == 0, done.stderr.decode()
+
+
+INGEST = """
+import hashlib, json, os, sys
+root = sys.argv[1]
+def blob(data):
+    name = hashlib.sha256(data).hexdigest()
+    with open(f"{root}/ollama/blobs/sha256-1", "xb") as file:
+        file.write(data)
+    os.rename(f"{root}/ollama/blobs/sha256-1", f"{root}/ollama/blobs/sha256-{name}")
+    os.chmod(f"{root}/ollama/blobs/sha256-{name}", 0o644)
+    os.utime(f"{root}/ollama/blobs/sha256-{name}")
+    return {"mediaType": "x", "digest": f"sha256:{name}", "size": len(data)}
+manifest = json.dumps({"schemaVersion": 2, "config": blob(b"{}"), "layers": [blob(b"text")]})
+place = f"{root}/ollama/manifests/registry.ollama.ai/library/made"
+os.mkdir(place)
+for _ in range(2):
+    with open(f"{place}/latest", "w") as file:
+        file.write(manifest)
+os.unlink(f"{root}/ollama/manifests/registry.ollama.ai/library/tiny-llama/latest")
+for path in (f"{root}/new", f"{root}/original/new"):
+    try:
+        open(path, "w")
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+def test_a_user_writes_through_ollama(home):
+    """With the modes of directories and manifests that let the owner do so, and of all else that do not."""
+    done = as_user(home, "--ingest", home / "store", home / "mnt")
+    assert done.returncode == 0, done.stderr.decode()
+    try:
+        user = {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
+        done = subprocess.run(["python3", "-c", INGEST, str(home / "mnt")], capture_output=True, **user)
+        assert done.returncode == 0 and set(done.stdout.split()) == {b"13"}, done.stderr.decode()
+        done = as_user(home, "-s", home / "store", "ls", "--json")
+        assert {model["model"] for model in json.loads(done.stdout)} == {"made:latest", "mixed:latest"}
+    finally:
+        done = as_user(home, "umount", home / "mnt")
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def test_root_takes_nothing_in_for_another_user(home):
+    """Root's process has given up the right to write there, and what it wrote would be root's."""
+    assert os.geteuid() == 0, "root is meant"
+    done = subprocess.run([BINARY, "--ingest", home / "store", home / "mnt"], capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert b"--ingest writes into the store" in done.stderr and b"ermission denied" in done.stderr
+    assert f" {home}/mnt " not in Path("/proc/mounts").read_text()
