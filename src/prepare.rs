@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::digest::{Digest, Hasher};
+use crate::digest::{Digest, PairHasher};
 use crate::error::{Error, Result};
 use crate::extent::{Blobs, Computed, ExtentBytes};
 use crate::format::safetensors::{blob_header, named_header};
@@ -63,11 +63,11 @@ pub fn form_digests(
 /// Reads the tensor's blob once for both digests, its own and that of the form.
 fn form_digest(tensor: &Tensor, form: Form, blobs: &dyn Blobs, advance: &(dyn Fn(u64) + Sync)) -> Result<Digest> {
     const CHUNK: u64 = 1 << 20;
-    let (mut stored, mut formed) = (Hasher::new(), Hasher::new());
-    formed.update(&match form {
+    let header = match form {
         Form::Today => named_header(&tensor.name, tensor.dtype, &tensor.shape, tensor.len),
         Form::Seed => blob_header(tensor.dtype, &tensor.shape, tensor.len),
-    });
+    };
+    let mut hashers = PairHasher::new(b"", &header);
     // The pieces begin at the tensor's first byte, so none is in part before it.
     let mut buf = vec![0; CHUNK.min(tensor.blob_len) as usize];
     let mut at = 0;
@@ -75,18 +75,18 @@ fn form_digest(tensor: &Tensor, form: Form, blobs: &dyn Blobs, advance: &(dyn Fn
         let end = if at < tensor.offset { tensor.offset } else { tensor.blob_len };
         let piece = &mut buf[..(end - at).min(CHUNK) as usize];
         blobs.read_exact(&tensor.blob, at, piece)?;
-        stored.update(piece);
-        if at >= tensor.offset {
-            formed.update(piece);
+        match at < tensor.offset {
+            true => hashers.update_first(piece),
+            false => hashers.update(piece),
         }
         at += piece.len() as u64;
         advance(piece.len() as u64);
     }
-    let actual = stored.finish();
+    let [actual, digest] = hashers.finish();
     if actual != tensor.blob {
         return Err(Error::Damaged { digest: tensor.blob, fault: format!("its content has the digest {actual}") });
     }
-    Ok(formed.finish())
+    Ok(digest)
 }
 
 /// Does a piece of work for each number below `count`; the first error ends it.

@@ -51,6 +51,11 @@ impl Draft {
     /// Appends bytes.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.hasher.update(bytes);
+        self.write_unhashed(bytes)
+    }
+
+    /// Appends bytes of a blob whose digest is computed elsewhere.
+    pub fn write_unhashed(&mut self, bytes: &[u8]) -> Result<()> {
         self.len += bytes.len() as u64;
         self.file.as_file_mut().write_all(bytes).at(self.file.path())
     }
@@ -118,6 +123,11 @@ impl<'a> Stage<'a> {
     pub fn add(&self, draft: Draft) -> Result<(Digest, bool)> {
         let digest = draft.hasher.finish();
         Ok((digest, self.add_file(draft.file, digest, draft.len)?))
+    }
+
+    /// Takes a finished blob whose digest was computed elsewhere; `false` if the store had it already.
+    pub fn add_as(&self, draft: Draft, digest: Digest) -> Result<bool> {
+        self.add_file(draft.file, digest, draft.len)
     }
 
     /// Stores these parts, whose digest is known, as one blob; `false` if the store had it already.

@@ -8,7 +8,7 @@ use super::piece::{Content, FileBytes, Piece};
 use super::plan::SourcePlan;
 use super::scan::FoundFile;
 use super::{CHUNK, Counts, Progress, cores};
-use crate::digest::{Digest, Hasher};
+use crate::digest::{Digest, Hasher, PairHasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::format::safetensors;
@@ -120,19 +120,48 @@ impl Form {
     /// A blob without a header.
     const PLAIN: Form = Form { header: Vec::new(), named: None };
 
-    fn hashers(&self) -> (Hasher, Option<Hasher>) {
-        let hasher_of = |header: &Vec<u8>| {
-            let mut hasher = Hasher::new();
-            hasher.update(header);
-            hasher
-        };
-        (hasher_of(&self.header), self.named.as_ref().map(hasher_of))
+    fn hashers(&self) -> Hashers {
+        match &self.named {
+            Some(named) => Hashers::Both(PairHasher::new(&self.header, named)),
+            None => {
+                let mut hasher = Hasher::new();
+                hasher.update(&self.header);
+                Hashers::One(hasher)
+            }
+        }
     }
 
-    /// The place in a blob of this digest, for a piece of `len` bytes.
-    fn place(&self, digest: Digest, len: u64, named: Option<Hasher>) -> Place {
+    /// The place in a blob of the first of these digests, for a piece of `len` bytes.
+    fn place(&self, (digest, named): (Digest, Option<Digest>), len: u64) -> Place {
         let offset = self.header.len() as u64;
-        Place::Blob { digest, len: offset + len, offset, named: named.map(Hasher::finish) }
+        Place::Blob { digest, len: offset + len, offset, named }
+    }
+}
+
+/// The digests of a piece in the making.
+enum Hashers {
+    /// That of the blob.
+    One(Hasher),
+    /// That of the blob, and that of ollama's.
+    Both(PairHasher),
+}
+
+impl Hashers {
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Hashers::One(hasher) => hasher.update(bytes),
+            Hashers::Both(pair) => pair.update(bytes),
+        }
+    }
+
+    fn finish(self) -> (Digest, Option<Digest>) {
+        match self {
+            Hashers::One(hasher) => (hasher.finish(), None),
+            Hashers::Both(pair) => {
+                let [digest, named] = pair.finish();
+                (digest, Some(named))
+            }
+        }
     }
 }
 
@@ -181,34 +210,34 @@ impl Job<'_> {
         let len = self.piece.len;
         let in_one_chunk = len <= buf.len() as u64;
         if in_one_chunk || self.hash_first {
-            let (mut hasher, mut named) = form.hashers();
+            let mut hashers = form.hashers();
             self.for_each_chunk(buf, |chunk| {
-                hasher.update(chunk);
-                named.iter_mut().for_each(|named| named.update(chunk));
+                hashers.update(chunk);
                 advance(chunk.len() as u64);
                 Ok(())
             })?;
-            let digest = hasher.finish();
-            if stage.has(&digest, form.header.len() as u64 + len) {
-                return Ok((form.place(digest, len, named), false));
+            let digests = hashers.finish();
+            if stage.has(&digests.0, form.header.len() as u64 + len) {
+                return Ok((form.place(digests, len), false));
             }
             if in_one_chunk {
-                let added = stage.add_parts(digest, &[&form.header, &buf[..len as usize]])?;
-                return Ok((form.place(digest, len, named), added));
+                let added = stage.add_parts(digests.0, &[&form.header, &buf[..len as usize]])?;
+                return Ok((form.place(digests, len), added));
             }
         }
-        let (_, mut named) = form.hashers();
+        let mut hashers = form.hashers();
         let mut draft = stage.draft()?;
-        draft.write(&form.header)?;
+        draft.write_unhashed(&form.header)?;
         self.for_each_chunk(buf, |chunk| {
-            named.iter_mut().for_each(|named| named.update(chunk));
+            hashers.update(chunk);
             if !self.hash_first {
                 advance(chunk.len() as u64);
             }
-            draft.write(chunk)
+            draft.write_unhashed(chunk)
         })?;
-        let (digest, added) = stage.add(draft)?;
-        Ok((form.place(digest, len, named), added))
+        let digests = hashers.finish();
+        let added = stage.add_as(draft, digests.0)?;
+        Ok((form.place(digests, len), added))
     }
 
     /// Bytes between tensors: zeros, a few in the recipe, or a blob.
