@@ -4,6 +4,8 @@
 //! Nodes that were handed out stay readable when their model is gone from the snapshot: open files still name them.
 
 mod place;
+mod mend;
+mod others;
 mod status;
 
 use std::collections::hash_map::Entry;
@@ -16,7 +18,6 @@ use std::time::SystemTime;
 use dashmap::DashMap;
 use serde_json::Value;
 
-use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::layout;
 use crate::meter::{Metered, Meters};
@@ -246,67 +247,6 @@ impl Vfs {
     /// The current snapshot.
     pub fn tree(&self) -> Arc<Tree> {
         self.tree.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Says that the user `mine` shows this to all others: what belongs to somebody else is then shown to those alone who
-    /// may read it in the store.
-    pub fn guard(&self, mine: u32) {
-        let _ = self.shown_by.set(mine);
-    }
-
-    /// Who may read the files of a model, as it was when it was first asked.
-    fn access(&self, found: &Arc<Found>) -> Access {
-        let Some(mine) = self.shown_by.get() else { return Access::ALL };
-        if let Some(access) = self.access.get(found) {
-            return *access;
-        }
-        let access = self.store.access(found, *mine);
-        if access != Access::ALL {
-            tracing::info!(
-                "model {} is shown to those who may read it in the store, mode {:03o}",
-                found.name,
-                access.mode
-            );
-        }
-        self.access.insert(found.clone(), access);
-        access
-    }
-
-    /// Notices blobs that were repaired since the last look; returns the files whose bytes the front may have kept.
-    pub fn mend(&self) -> Result<Vec<u64>> {
-        let repairs = self.store.repairs();
-        let mut known = self.repaired.write().unwrap_or_else(PoisonError::into_inner);
-        let new: HashSet<Digest> =
-            repairs.iter().filter(|file| !known.contains(file)).map(|(digest, _)| *digest).collect();
-        known.extend(repairs);
-        drop(known);
-        if new.is_empty() {
-            return Ok(Vec::new());
-        }
-        new.iter().for_each(|digest| self.store.reopen(digest));
-        let _one = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
-        // What was planned from damaged headers and configs is planned anew.
-        let tree = Arc::new(Tree::new(&self.store, self.store.find()?, None, self.listed.clone()));
-        *self.tree.write().unwrap_or_else(PoisonError::into_inner) = tree;
-        let is_hurt = |node: &Node| match &node.body {
-            Body::Dir(_) => false,
-            Body::File(file) => file.content.digests().any(|digest| new.contains(&digest)),
-        };
-        // What is no longer in memory is not planned for this: it counts as hurt.
-        let hurt = |inode: &Inode| match &inode.what {
-            What::Node(handle) => handle.node.upgrade().is_none_or(|node| is_hurt(&node)),
-            _ => false,
-        };
-        Ok(self.inodes.iter().filter(|inode| hurt(inode)).map(|inode| *inode.key()).collect())
-    }
-
-    /// Whether this is the damaged file of a blob that was replaced.
-    pub fn is_replaced(&self, ino: u64, blob: u64) -> bool {
-        let known = self.repaired.read().unwrap_or_else(PoisonError::into_inner);
-        if known.is_empty() {
-            return false;
-        }
-        self.file(ino, |file| file.content.whole_blob()).is_some_and(|digest| known.contains(&(digest, blob)))
     }
 
     /// Adds a fact to the status, such as the front's number of threads.

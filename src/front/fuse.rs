@@ -24,6 +24,7 @@ use fuser::{
 
 use super::errno::{Complaints, errno};
 use super::lanes::Lanes;
+use super::listing::{Entry, entries_from, file_type};
 use super::passthrough::{Opening, Passthrough};
 use super::readpath::{Mode, ReadPath};
 use super::tolerate::Tolerance;
@@ -221,36 +222,6 @@ impl Fuse {
                 (self.file_attr(&attr), Duration::ZERO)
             }
         }
-    }
-}
-
-/// One name of an open directory.
-#[derive(Debug, PartialEq, Eq)]
-struct Entry {
-    /// Where a reading goes on after this entry.
-    next: u64,
-    ino: u64,
-    kind: Kind,
-    name: Box<str>,
-}
-
-/// The entries of directory `dir` from `offset` on: ".", "..", then the children; the n-th entry has offset n.
-fn entries_from(dir: INodeNo, listing: &Listing, offset: u64) -> impl Iterator<Item = Entry> {
-    let dots = [(dir.0, "."), (listing.parent, "..")].map(|(ino, name)| (ino, Kind::Dir, Box::from(name)));
-    let end = dots.len() + listing.children.len();
-    let first = usize::try_from(offset).unwrap_or(usize::MAX);
-    let entry = move |index: usize| {
-        let child = || listing.children.get(index - dots.len()).map(|child| (child.ino, child.kind, child.name));
-        let (ino, kind, name) = dots.get(index).cloned().or_else(child)?;
-        Some(Entry { next: index as u64 + 1, ino, kind, name })
-    };
-    (first.min(end)..end).map_while(entry)
-}
-
-fn file_type(kind: Kind) -> FileType {
-    match kind {
-        Kind::Dir => FileType::Directory,
-        Kind::File => FileType::RegularFile,
     }
 }
 
@@ -610,26 +581,6 @@ impl Filesystem for Fuse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vfs::Child;
-
-    fn listing() -> Listing {
-        let child = |name: &str, ino| Child { name: name.into(), ino, kind: Kind::File };
-        Listing { parent: 1, children: [child("a", 10), child("b", 11)].into_iter().collect() }
-    }
-
-    #[test]
-    fn an_offset_is_where_the_next_page_begins() {
-        let listing = listing();
-        let all: Vec<_> = entries_from(INodeNo(5), &listing, 0).collect();
-        let names: Vec<_> = all.iter().map(|entry| &*entry.name).collect();
-        assert_eq!(names, [".", "..", "a", "b"]);
-        assert_eq!((all[0].ino, all[1].ino), (5, 1));
-        for entry in &all {
-            let rest: Vec<_> = entries_from(INodeNo(5), &listing, entry.next).collect();
-            assert_eq!(rest, all[entry.next as usize..]);
-        }
-        assert_eq!(entries_from(INodeNo(5), &listing, u64::MAX).count(), 0);
-    }
 
     #[test]
     fn names_that_are_no_text_are_absent() {

@@ -13,6 +13,7 @@ pub mod passthrough;
 pub mod readpath;
 pub mod tolerate;
 pub mod lanes;
+mod listing;
 pub mod fuse;
 pub mod answers;
 pub mod writes;
