@@ -105,7 +105,7 @@ impl Fuse {
             Some(_lane) => work(self),
             None => {
                 let fuse = self.clone();
-                self.lanes.hand_over(vec![ino.0], move || work(&fuse));
+                self.lanes.hand_over(ino.0, Vec::new(), move || work(&fuse));
             }
         }
     }
@@ -396,8 +396,8 @@ impl Filesystem for Fuse {
             Some(_lane) => self.read_now(ino, offset, size, reply),
             None => {
                 let fuse = self.clone();
-                let keys = stuck.unwrap_or_else(blobs);
-                self.lanes.hand_over(keys, move || fuse.read_now(ino, offset, size, reply));
+                let blobs = stuck.unwrap_or_else(blobs);
+                self.lanes.hand_over(ino.0, blobs, move || fuse.read_now(ino, offset, size, reply));
             }
         }
     }

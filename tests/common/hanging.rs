@@ -161,7 +161,14 @@ impl Hanging {
 impl Drop for Hanging {
     fn drop(&mut self) {
         self.answer();
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.at).status();
+        // By force: whoever still waits for an answer gets an error, and the process can end.
+        for how in ["-f", "-l"] {
+            let _ = std::process::Command::new("umount")
+                .arg(how)
+                .arg(&self.at)
+                .stderr(std::process::Stdio::null())
+                .status();
+        }
         drop(self.session.take());
     }
 }
