@@ -9,6 +9,7 @@ use crate::error::{AtPath, Error, Result};
 use crate::front::daemon::{self, Listener};
 use crate::front::readpath::Mode;
 use crate::front::session::{MountOptions, Session};
+use crate::front::sys;
 use crate::vfs::Vfs;
 
 /// Mount a store; returns when the mount is ready
@@ -66,6 +67,7 @@ pub fn run(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Re
     let Some(listener) = Listener::of_this_process(args.foreground) else {
         return daemon::launch();
     };
+    sys::return_memory();
     let mounted = listener.begin(args.log.as_deref(), &args.mountpoint).and_then(|()| mount(args, open));
     let session = mounted.and_then(|session| listener.ready().map(|()| session));
     session.inspect_err(|error| listener.failed(error))?.run()

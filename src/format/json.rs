@@ -16,6 +16,10 @@ const TYPED: usize = 16 << 20;
 
 /// Checks that a text has at most so many marks between and around values.
 fn check(text: &[u8], most: usize) -> Result<(), Fault> {
+    // No text has more marks than bytes.
+    if text.len() <= most {
+        return Ok(());
+    }
     let marks = text.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
     if marks <= most {
         return Ok(());

@@ -14,6 +14,22 @@ pub fn owner() -> (u32, u32) {
     (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
+/// Has memory that is let go of return to the system.
+///
+/// glibc keeps an arena for each of many threads, and learns from a large list that grows to keep large lists in them:
+/// after a store of a million tensors was listed, a quarter of the memory would be of use to nobody.
+pub fn return_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // SAFETY: both calls set a number in the allocator. If one is refused, all is as without it.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, i32::try_from(cores).unwrap_or(i32::MAX));
+            libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
+        }
+    }
+}
+
 /// Leaves the terminal's session, so that its end and its Ctrl-C do not reach this process.
 pub fn leave_terminal() -> io::Result<()> {
     Ok(rustix::process::setsid().map(drop)?)
