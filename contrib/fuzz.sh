@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fuzzes the parsers with libFuzzer on stable Rust, each target for a given time (60 s, all targets).
 #   contrib/fuzz.sh [SECONDS] [TARGET...]
-#   contrib/fuzz.sh cmin [TARGET...]       makes tests/fuzz/corpus/ as small as its coverage allows, with what was found
+#   contrib/fuzz.sh cmin [TARGET...]       adds the inputs that reach most to tests/fuzz/corpus/, 32 of each target at most
 # What is found is kept in target/fuzz/corpus/; inputs that fail are minimised into tests/fuzz/regressions/TARGET/.
 set -eu
 # shellcheck source=contrib/lib.sh
@@ -46,12 +46,34 @@ for target in "$@"; do
     mkdir -p "$found" "$build/failures/$target" "$scratch/tmp"
     run() { FUZZ_TARGET=$target TMPDIR=$scratch/tmp nice -n 19 "$program" "$@"; }
     if [ "$task" = cmin ]; then
-        mkdir "$scratch/$target"
-        run -merge=1 -max_len=8192 "$scratch/$target" "$fuzz/corpus/$target" "$found" 2>"$build/$target.log" ||
+        mkdir "$scratch/merged"
+        run -merge=1 -set_cover_merge=1 -use_counters=0 -max_len=8192 -merge_control_file="$scratch/control" \
+            "$scratch/merged" "$fuzz/corpus/$target" "$found" 2>"$build/$target.log" ||
             die "$target could not be minimised: see $build/$target.log"
-        rm -r "$fuzz/corpus/$target"
-        mv "$scratch/$target" "$fuzz/corpus/$target"
-        say "$target: $(ls "$fuzz/corpus/$target" | wc -l) inputs"
+        # The first lines of the control file are the number of inputs, that of the first ones, and their names; a line
+        # FT has the number of an input and the edges that it reaches.
+        awk -v most=32 -v seeds="$fuzz/corpus/$target/" '
+            NR == 1 { count = $1; next }
+            NR == 2 { next }
+            NR <= count + 2 { name[NR - 3] = $0; next }
+            $1 == "FT" { edges[$2] = $0 }
+            function gain(input, take,   parts, n, i, sum) {
+                n = split(edges[input], parts, " ")
+                for (i = 3; i <= n; i++) if (!(parts[i] in seen)) { sum++; if (take) seen[parts[i]] = 1 }
+                return sum + 0
+            }
+            END {
+                for (i in name) if (index(name[i], seeds) == 1) gain(i, 1)
+                while (chosen++ < most) {
+                    best = ""; largest = 0
+                    for (i in name) { g = gain(i, 0); if (g > largest) { largest = g; best = i } }
+                    if (best == "") break
+                    gain(best, 1)
+                    print name[best]
+                }
+            }' "$scratch/control" | while read -r input; do cp "$input" "$fuzz/corpus/$target/"; done
+        rm -r "$scratch/merged" "$scratch/control"
+        say "$target: $(find "$fuzz/corpus/$target" -type f | wc -l) inputs"
         continue
     fi
     say "$target for $task s"

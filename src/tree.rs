@@ -165,8 +165,13 @@ impl Entry {
     pub fn model(&self) -> Result<Arc<Model>> {
         self.model.get(&self.keep, || {
             let model = self.store.load(&self.found)?;
-            for defect in &model.defects {
+            /// A model can have as many as layers.
+            const SHOWN: usize = 20;
+            for defect in model.defects.iter().take(SHOWN) {
                 tracing::warn!("model {}: {}", model.name, defect);
+            }
+            if let more @ 1.. = model.defects.len().saturating_sub(SHOWN) {
+                tracing::warn!("model {}: {more} more of the kind; wmount show lists them", model.name);
             }
             let memory = model.memory();
             Ok((model, memory))

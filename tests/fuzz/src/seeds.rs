@@ -32,6 +32,7 @@ fn main() {
     documents(&seeds);
     names(&seeds);
     extents(&seeds);
+    ingest(&seeds);
     directories(&seeds, made.path(), &tensors);
     stores(&seeds, &tensors);
 }
@@ -315,6 +316,22 @@ fn extents(seeds: &Seeds) {
     for (at, file) in files.iter().enumerate() {
         seeds.put("extents", &format!("{at}"), &[file, &reads[..]].concat());
     }
+}
+
+/// Calls as ollama makes them: a blob under another name that is renamed, a manifest, and their removal.
+fn ingest(seeds: &Seeds) {
+    let blob =
+        |index: u8| vec![0, 1, 4 + index, 2, 0, 0, index, index, 0, 0, 5, 0, 0, index, 7 + 16, 1, 4 + index, 1, index];
+    let manifest = |content: u8| vec![0, 3, 8, 2, 0, 0, 2, content, 0, 0, 5, 0, 0, 2, 6, 0, 0, 2];
+    let calls = [
+        vec![0],
+        [vec![0], blob(0), blob(1), manifest(2), vec![15, 3, 8]].concat(),
+        [vec![1], manifest(3), vec![8, 3, 8, 8, 1, 0, 8, 1, 1]].concat(),
+        vec![1, 14, 3, 8, 0, 0, 0, 0, 0, 28, 0, 0, 0, 2, 0, 0, 0, 3, 5, 0, 0, 0, 6, 0, 0, 0],
+        vec![0, 9, 0, 15, 10, 5, 15, 9, 3, 9, 25, 0, 15, 11, 5, 14, 0, 13 + 16, 0, 0, 9, 0, 0, 15, 1, 0],
+        [vec![0], blob(1), vec![34, 0, 0, 0, 1, 5, 9, 39, 1, 1, 1, 14, 8, 1, 14, 15, 0, 0]].concat(),
+    ];
+    calls.iter().enumerate().for_each(|(at, calls)| seeds.put("ingest", &format!("{at}"), calls));
 }
 
 const CONFIG: &str = r#"{"model_type":"llama","hidden_size":8,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":4,"max_position_embeddings":8,"intermediate_size":16,"rms_norm_eps":1e-5,"bos_token_id":1,"eos_token_id":[2,3],"quantization":{"group_size":32,"bits":4}}"#;

@@ -11,12 +11,13 @@ pub mod memory;
 mod names;
 mod programs;
 mod stores;
+mod writes;
 
 /// A function of any bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its directories below `corpus/` and `regressions/`.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("safetensors", formats::safetensors),
     ("milblob", formats::milblob),
     ("mlmodel", programs::mlmodel),
@@ -32,6 +33,7 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("extents", extents::extents),
     ("import", stores::import),
     ("store", stores::store),
+    ("ingest", writes::ingest),
 ];
 
 /// Lets go of what targets keep from one input to the next.

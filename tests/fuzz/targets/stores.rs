@@ -123,7 +123,7 @@ pub fn store(input: &[u8]) {
 }
 
 /// Looks at everything in a tree.
-fn walk(vfs: &Vfs, is_whole: bool) {
+pub fn walk(vfs: &Vfs, is_whole: bool) {
     let mut left = 2000;
     let mut dirs = vec![(String::new(), ROOT)];
     while let Some((path, ino)) = dirs.pop() {
