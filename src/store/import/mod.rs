@@ -22,6 +22,7 @@ use super::Store;
 use super::stage::Stage;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
+use crate::format::ollama;
 use crate::model::{Model, ModelName};
 use plan::SourcePlan;
 
@@ -180,6 +181,13 @@ fn expected(store: &Store, name: &ModelName) -> Result<HashSet<pieces::Likeness>
 /// Makes the staged blobs, which are flushed, a model.
 fn write_manifest(stage: &Stage<'_>, store: &Store, name: &ModelName, bytes: &[u8], replace: bool) -> Result<()> {
     let path = store.manifest_path(name);
+    if bytes.len() as u64 > ollama::MAX_MANIFEST {
+        // It could not be read back.
+        let (len, most) = (bytes.len(), ollama::MAX_MANIFEST);
+        return Err(Error::Invalid(format!(
+            "model {name} has too many tensors: its manifest of {len} bytes is over {most}"
+        )));
+    }
     if std::fs::read(&path).is_ok_and(|old| old == bytes) {
         stage.keep();
         return Ok(());
