@@ -154,9 +154,11 @@ fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
     if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_one(name)).collect() }
 }
 
-/// The names of all variants of all layouts.
+/// The names of all variants, each once; one that several layouts have is one word.
 fn all_variants() -> impl Iterator<Item = &'static str> {
-    crate::layout::all().into_iter().flat_map(|layout| layout.variants()).map(|(name, _)| *name)
+    let mut seen = std::collections::HashSet::new();
+    let names = crate::layout::all().into_iter().flat_map(|layout| layout.variants()).map(|(name, _)| *name);
+    names.filter(move |name| seen.insert(*name))
 }
 
 /// What `--variant` takes.
@@ -173,4 +175,18 @@ fn listed(words: &[String]) -> Vec<String> {
 /// The tree of a store without a mount.
 fn tree_of(store: &Path) -> Result<Vfs> {
     Vfs::new(Arc::new(Store::open(store)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::all_variants;
+
+    #[test]
+    fn a_variant_of_two_layouts_is_one_word() {
+        let names: Vec<_> = all_variants().collect();
+        assert_eq!(names.iter().filter(|name| **name == "f16").count(), 1);
+        assert_eq!(names.len(), names.iter().collect::<HashSet<_>>().len());
+    }
 }

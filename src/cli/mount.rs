@@ -96,9 +96,9 @@ fn read_from_environment() -> Result<Mode> {
 fn existing(store: &Path) -> Result<PathBuf> {
     let shown = store.display();
     match store.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Invalid(format!(
-            "there is no store at {shown}; `wmount import --store {shown} MODEL` makes one"
-        ))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Error::Invalid(format!("there is no store at {shown}; `wmount import --store {shown} PATH` makes one")))
+        }
         Ok(path) if !path.is_dir() => Err(Error::Invalid(format!("{shown} is not a directory, so it is no store"))),
         outcome => outcome.at(store),
     }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::StoreArgs;
-use super::output::{print, print_json, size, table};
+use super::output::{count, print, print_json, size, table};
 use crate::error::{Error, Result};
 use crate::layout::{self, Files, Layout};
 use crate::model::{Model, ModelName};
@@ -138,7 +138,7 @@ fn text(model: &Value) -> String {
         table(&rows, right).lines().map(|line| format!("  {line}\n")).collect::<String>()
     };
     let sources = list("sources").into_iter().map(|source| {
-        let files = format!("{} files", source["files"]);
+        let files = count(source["files"].as_u64().unwrap_or(0), "file");
         vec![word(&source["name"]), word(&source["kind"]), files, bytes(&source)]
     });
     text += &indent(sources.collect(), &[2, 3]);
@@ -151,19 +151,26 @@ fn text(model: &Value) -> String {
     });
     text += &indent(layouts.collect(), &[]);
     text += &shapes(&list("shapes"));
-    text += "\nfiles\n";
-    text += &indent(list("files").iter().map(|file| vec![word(&file["name"]), bytes(file)]).collect(), &[1]);
+    let files = list("files");
+    if !files.is_empty() {
+        text += "\nfiles\n";
+        text += &indent(files.iter().map(|file| vec![word(&file["name"]), bytes(file)]).collect(), &[1]);
+    }
     let weights = list("weights");
     if !weights.is_empty() {
         text += "\nweights\n";
         let row = |file: &Value| vec![word(&file["role"]), bytes(file), word(&file["fault"])];
         text += &indent(weights.iter().map(row).collect(), &[1]);
     }
-    text += "\ntensors\n";
-    let tensors = list("tensors")
-        .into_iter()
-        .map(|tensor| vec![word(&tensor["name"]), word(&tensor["dtype"]), tensor["shape"].to_string(), bytes(&tensor)]);
-    text + &indent(tensors.collect(), &[3])
+    let tensors = list("tensors");
+    if !tensors.is_empty() {
+        let row = |tensor: &Value| {
+            vec![word(&tensor["name"]), word(&tensor["dtype"]), tensor["shape"].to_string(), bytes(tensor)]
+        };
+        text += "\ntensors\n";
+        text += &indent(tensors.iter().map(row).collect(), &[3]);
+    }
+    text
 }
 
 /// The shapes of the model's packages, and what they do not share.

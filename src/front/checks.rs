@@ -12,11 +12,12 @@ pub const DEVICE: &str = "/dev/fuse";
 /// What ordinary users may do with it.
 pub const FUSE_CONF: &str = "/etc/fuse.conf";
 
-/// Checks this machine and the mountpoint, clears a dead wmount away from it, and returns its canonical path.
-pub fn ready_to_mount(mountpoint: &Path, allow_other: bool) -> Result<PathBuf> {
+/// Checks this machine and the mountpoint for this store, clears a dead wmount away from it, and returns its canonical path.
+pub fn ready_to_mount(mountpoint: &Path, store: &Path, allow_other: bool) -> Result<PathBuf> {
     machine(allow_other)?;
     let path = existing(mountpoint)?;
     clear(&path)?;
+    outside_of(&path, store)?;
     empty_directory(&path)?;
     Ok(path)
 }
@@ -91,6 +92,22 @@ fn empty_directory(path: &Path) -> Result<()> {
     }
 }
 
+/// Refuses a mountpoint inside of the store: who looks through the store would come into the mount, and the process that
+/// serves it would wait for itself. The directories of a store may be links to elsewhere.
+fn outside_of(path: &Path, store: &Path) -> Result<()> {
+    let inside = [store.to_owned(), store.join("blobs"), store.join("manifests")]
+        .into_iter()
+        .filter_map(|part| part.canonicalize().ok())
+        .find(|part| path.starts_with(part));
+    match inside {
+        None => Ok(()),
+        Some(part) => {
+            let (shown, part) = (path.display(), part.display());
+            refuse(format!("{shown} is in the store ({part}), which would then show itself; mount elsewhere"))
+        }
+    }
+}
+
 fn refuse<T>(why: impl Into<String>) -> Result<T> {
     Err(Error::Invalid(why.into()))
 }
@@ -115,6 +132,23 @@ mod tests {
         fs::write(place.path().join("file"), "").unwrap();
         assert!(said(&place.path().join("file")).unwrap().contains("not a directory"));
         assert!(said(place.path()).unwrap().contains("not empty"));
+    }
+
+    #[test]
+    fn a_store_is_not_mounted_in_itself() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().canonicalize().unwrap();
+        let (store, far) = (root.join("store"), root.join("far"));
+        for dir in [store.join("manifests/mnt"), far.join("mnt"), root.join("store-mnt")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        std::os::unix::fs::symlink(&far, store.join("blobs")).unwrap();
+        for inside in [store.clone(), store.join("manifests/mnt"), far.join("mnt")] {
+            let error = outside_of(&inside, &store).unwrap_err().to_string();
+            assert!(error.contains("is in the store"), "{error}");
+        }
+        outside_of(&root.join("store-mnt"), &store).unwrap();
+        outside_of(&root, &store).unwrap();
     }
 
     #[cfg(target_os = "linux")]

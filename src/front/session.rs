@@ -57,7 +57,7 @@ impl Session {
     /// Mounts `vfs` and serves it from threads of its own. If root does so, this thread gives up the rights that serving
     /// does not need.
     pub fn mount(vfs: Arc<Vfs>, options: &MountOptions) -> Result<Session> {
-        let mountpoint = checks::ready_to_mount(&options.mountpoint, options.allow_other)?;
+        let mountpoint = checks::ready_to_mount(&options.mountpoint, &options.store, options.allow_other)?;
         let store = options.store.canonicalize().at(&options.store)?;
         // Caught from before the mount on, so that no signal leaves a mount without its server.
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;

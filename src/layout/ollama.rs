@@ -85,11 +85,16 @@ impl Layout for Ollama {
             return Err("it has no safetensors weights".into());
         }
         let is_stored = |tensor: &Tensor| tensor.named == Some(tensor.blob);
-        if *self == Ollama::Today && (model.foreign.is_none() || model.tensors.iter().all(is_stored)) {
+        let is_today = model.foreign.is_none() || model.tensors.iter().all(is_stored);
+        // What another program stored is in ollama/ as it is, config or not.
+        if *self == Ollama::Today && is_today && model.foreign.is_some() {
             return Err("ollama/ shows it in this form".into());
         }
         if *self != Ollama::Seed && model.file("config.json").is_none() {
             return Err("it has no config.json, which ollama needs".into());
+        }
+        if *self == Ollama::Today && is_today {
+            return Err("ollama/ shows it in this form".into());
         }
         let (known, form): (fn(&Tensor) -> Option<Digest>, _) = match self {
             Ollama::Seed => (|tensor| tensor.plain, "seed"),
