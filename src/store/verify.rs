@@ -14,7 +14,7 @@ use crate::format::ollama::Layer;
 pub struct VerifyReport {
     /// Blobs hashed.
     pub blobs: u64,
-    /// Their bytes.
+    /// Their bytes, as the manifests say.
     pub bytes: u64,
     /// What is wrong.
     pub damaged: Vec<Damage>,
@@ -97,13 +97,11 @@ impl Store {
         let (next, bytes, damaged) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
         let worker = || {
             while let Some(((digest, size), users)) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match self.check_blob(digest, *size, advance) {
-                    Ok(()) => _ = bytes.fetch_add(*size, Ordering::Relaxed),
-                    Err(fault) => {
-                        let Users { models, holds } = users.clone();
-                        let damage = Damage { digest: Some(*digest), size: *size, fault, models, holds };
-                        damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(damage);
-                    }
+                bytes.fetch_add(*size, Ordering::Relaxed);
+                if let Err(fault) = self.check_blob(digest, *size, advance) {
+                    let Users { models, holds } = users.clone();
+                    let damage = Damage { digest: Some(*digest), size: *size, fault, models, holds };
+                    damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(damage);
                 }
             }
         };
