@@ -22,7 +22,6 @@ import re
 import shutil
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +30,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-BINARY = Path(os.environ.get("WMOUNT", REPOSITORY / "target/release/wmount")).resolve()
+from bench import BINARY, REPOSITORY, Mounted, command, drop_caches, read_pread, seconds
+
 sys.path[:0] = [str(REPOSITORY / "examples/transport"), str(REPOSITORY / "tests/clients")]
 from wmount_transport import Loader  # noqa: E402
 
@@ -42,8 +41,8 @@ SENTENCES = [
 ]  # fmt: skip
 
 
-def wmount(*args) -> bytes:
-    return subprocess.run([BINARY, *map(str, args)], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
+def wmount(*args):
+    command(BINARY, *args)
 
 
 def layer_shapes(hidden: int) -> dict[str, tuple]:
@@ -102,32 +101,6 @@ def stream(transport: Path | None, base: Path, device: str) -> dict:
     return total | {"seconds": time.perf_counter() - started, "opened": opened, "slowest_layer": slowest}
 
 
-def drop_caches():
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
-class Mounted:
-    def __init__(self, store: Path, at: Path):
-        self.store, self.at = store, at
-
-    def __enter__(self):
-        wmount(self.store, self.at)
-        return self.at
-
-    def __exit__(self, *_):
-        wmount("umount", self.at)
-
-
-def read_all(files: list[Path]) -> float:
-    buffer, started = bytearray(1 << 20), time.perf_counter()
-    for path in files:
-        with open(path, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-    return time.perf_counter() - started
-
-
 def first_reads(store: Path, at: Path, root: Path, rounds: int):
     """The encoded files, computed, beside tensors of as many bytes that are stored: the first reads of new mounts."""
     codes = sorted((root / "plain-fp8").glob("*.fp8"))
@@ -155,7 +128,7 @@ def first_reads(store: Path, at: Path, root: Path, rounds: int):
                         file.stat()
                     if state == "cold":
                         drop_caches()
-                    times.append(read_all(files))
+                    times.append(seconds(lambda: [read_pread(file) for file in files]))
             pairs.append(times)
         ratios = [stored / computed for computed, stored in pairs]
         computed, stored = (start / statistics.median(side) / 1e6 for side in zip(*pairs))
@@ -207,7 +180,8 @@ def output_difference(root: Path) -> dict:
 
     source, store = models.minilm_source(), root / "minilm-store"
     wmount("-s", store, "import", source, "-n", "minilm")
-    with Mounted(store, root / "mnt") as at:
+    at = root / "mnt"
+    with Mounted(store, at):
         raw, fp8 = at / "gds_export/minilm/latest", at / "gds_export/minilm/latest@fp8"
         stored, coded = Loader(raw, raw), Loader(fp8, raw)
         both = [{name: loader.load(name) for name in loader.names()} for loader in (stored, coded)]

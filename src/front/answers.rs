@@ -1,23 +1,19 @@
 //! How requests that write are carried out and answered.
 
 use std::ffi::OsStr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use fuser::{Errno, FileAttr, FileType, INodeNo, ReplyEmpty};
+use fuser::{Errno, FileAttr, FileType, ReplyEmpty};
 
-use super::errno::write_errno;
+use super::errno::{caught, write_errno};
 use super::fuse::LONG;
-use super::readpath;
+use super::listing::Attributes;
 use crate::error::{Error, Result};
 use crate::ingest::{Form, Stat};
 
-/// Does one piece of work. A panic is answered as damage: it would otherwise end the thread, and with the last the
-/// mount.
+/// Does one piece of work that may write.
 pub(super) fn attempt<T>(request: &str, work: impl FnOnce() -> Result<T>) -> Result<T, Errno> {
-    let outcome = catch_unwind(AssertUnwindSafe(work));
-    let outcome = outcome.unwrap_or_else(|_| Err(Error::Invalid("a fault of wmount itself; please report".into())));
-    outcome.map_err(|error| {
+    caught(work).map_err(|error| {
         let errno = write_errno(&error);
         match errno {
             Errno::EIO | Errno::EINVAL | Errno::ENOSPC => tracing::error!(request, "{error}"),
@@ -66,21 +62,6 @@ pub(super) fn file_attr(stat: &Stat, owner: (u32, u32), read_only: u16) -> FileA
         Form::File => read,
         Form::Link => 0o777,
     };
-    FileAttr {
-        ino: INodeNo(stat.ino),
-        size: stat.size,
-        blocks: stat.size.div_ceil(512),
-        atime: stat.mtime,
-        mtime: stat.mtime,
-        ctime: stat.mtime,
-        crtime: stat.mtime,
-        kind: file_type(stat.form),
-        perm,
-        nlink: stat.nlink,
-        uid: stat.access.uid.unwrap_or(owner.0),
-        gid: stat.access.gid.unwrap_or(owner.1),
-        rdev: 0,
-        blksize: readpath::block_size(stat.size),
-        flags: 0,
-    }
+    let Stat { ino, size, mtime, nlink, access, .. } = *stat;
+    Attributes { ino, size, mtime, kind: file_type(stat.form), perm, nlink, access }.of(owner)
 }

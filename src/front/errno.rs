@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fuser::Errno;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 
 /// A reader that retries a damaged file would fill the log, so one inode complains once in this time.
 const QUIET: Duration = Duration::from_secs(60);
@@ -27,6 +28,12 @@ pub fn errno(error: &Error) -> Errno {
             Errno::EIO
         }
     }
+}
+
+/// Does a piece of work. A panic is damage: it would otherwise end the thread, and with the last the mount.
+pub(super) fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    outcome.unwrap_or_else(|_| Err(Error::Invalid("a fault of wmount itself; please report".into())))
 }
 
 /// What the kernel is told about an error of writing, where more than damage can be meant.

@@ -7,7 +7,6 @@ use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,13 +21,13 @@ use fuser::{
     WriteFlags,
 };
 
-use super::errno::{Complaints, errno};
+use super::errno::{Complaints, caught, errno};
 use super::lanes::Lanes;
-use super::listing::{Entry, entries_from, file_type};
+use super::listing::{Attributes, Entry, entries_from, file_type};
 use super::passthrough::{Opening, Passthrough};
 use super::readpath::{Mode, ReadPath};
 use super::tolerate::Tolerance;
-use super::{machine, readpath, sys};
+use super::{machine, sys};
 use crate::error::{Error, Result};
 use crate::vfs::{Access, Attr, Kind, Listing, Vfs};
 
@@ -58,15 +57,15 @@ pub struct Fuse(Arc<Served>);
 
 /// What all threads that serve have in common.
 pub struct Served {
-    pub(super) vfs: Arc<Vfs>,
-    pub(super) owner: (u32, u32),
+    vfs: Arc<Vfs>,
+    owner: (u32, u32),
     /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
-    pub(super) listings: DashMap<u64, Arc<Listing>>,
-    pub(super) next_listing: AtomicU64,
-    pub(super) passthrough: Arc<Passthrough<BackingId>>,
-    pub(super) readpath: ReadPath,
-    pub(super) complaints: Arc<Complaints>,
-    pub(super) tolerance: Arc<Tolerance>,
+    listings: DashMap<u64, Arc<Listing>>,
+    next_listing: AtomicU64,
+    passthrough: Arc<Passthrough<BackingId>>,
+    readpath: ReadPath,
+    complaints: Arc<Complaints>,
+    tolerance: Arc<Tolerance>,
     lanes: Arc<Lanes>,
 }
 
@@ -157,11 +156,9 @@ impl Fuse {
         Ok(())
     }
 
-    /// Runs one request. A panic is answered as damage: it would otherwise end the thread, and with the last the mount.
+    /// Runs one request.
     fn ask<T>(&self, request: &str, ino: INodeNo, work: impl FnOnce(&Vfs) -> Result<T>) -> Result<T, Errno> {
-        let outcome = catch_unwind(AssertUnwindSafe(|| work(&self.vfs)));
-        let outcome = outcome.unwrap_or_else(|_| Err(Error::Invalid("a fault of wmount itself; please report".into())));
-        outcome.map_err(|error| {
+        caught(|| work(&self.vfs)).map_err(|error| {
             self.complaints.log(request, ino.0, &error);
             errno(&error)
         })
@@ -174,23 +171,8 @@ impl Fuse {
             // Who may read may write as far as that is tolerated.
             Kind::File => (FileType::RegularFile, (read | read >> 1) & self.tolerance.mode()),
         };
-        FileAttr {
-            ino: INodeNo(attr.ino),
-            size: attr.size,
-            blocks: attr.size.div_ceil(512),
-            atime: attr.mtime,
-            mtime: attr.mtime,
-            ctime: attr.mtime,
-            crtime: attr.mtime,
-            kind,
-            perm,
-            nlink: attr.nlink,
-            uid: attr.access.uid.unwrap_or(self.owner.0),
-            gid: attr.access.gid.unwrap_or(self.owner.1),
-            rdev: 0,
-            blksize: readpath::block_size(attr.size),
-            flags: 0,
-        }
+        let Attr { ino, size, mtime, nlink, access, .. } = *attr;
+        Attributes { ino, size, mtime, kind, perm, nlink, access }.of(self.owner)
     }
 
     fn listing(&self, fh: FileHandle) -> Result<Arc<Listing>, Errno> {

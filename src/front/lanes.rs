@@ -78,7 +78,7 @@ impl Lanes {
         self.stuck.store(!stuck.is_empty(), Ordering::Relaxed);
         let mut state = self.pool.lock();
         state.stuck = stuck;
-        let hopeless: Vec<Job> = state.take_hopeless();
+        let hopeless = state.take_hopeless();
         Pool::grow(&self.pool, &mut state);
         drop(state);
         drop(hopeless);
@@ -137,14 +137,8 @@ impl State {
 
     fn take_hopeless(&mut self) -> Vec<Job> {
         let queue = std::mem::take(&mut self.queue);
-        let (hopeless, queue): (Vec<Job>, VecDeque<Job>) = {
-            let (mut hopeless, mut rest) = (Vec::new(), VecDeque::new());
-            for job in queue {
-                if self.is_hopeless(&job) { hopeless.push(job) } else { rest.push_back(job) }
-            }
-            (hopeless, rest)
-        };
-        self.queue = queue;
+        let (hopeless, queue): (Vec<Job>, Vec<Job>) = queue.into_iter().partition(|job| self.is_hopeless(job));
+        self.queue = queue.into();
         hopeless
     }
 

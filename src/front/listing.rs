@@ -1,8 +1,11 @@
-//! The entries of an open directory, in the order and with the offsets that the kernel sees.
+//! Attributes, and the entries of an open directory in the order and with the offsets that the kernel sees.
 
-use fuser::{FileType, INodeNo};
+use std::time::SystemTime;
 
-use crate::vfs::{Kind, Listing};
+use fuser::{FileAttr, FileType, INodeNo};
+
+use super::readpath;
+use crate::vfs::{Access, Kind, Listing};
 
 /// One name of an open directory.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,6 +28,41 @@ pub(super) fn entries_from(dir: INodeNo, listing: &Listing, offset: u64) -> impl
         Some(Entry { next: index as u64 + 1, ino, kind, name })
     };
     (first.min(end)..end).map_while(entry)
+}
+
+/// What differs between the attributes of two inodes.
+pub(super) struct Attributes {
+    pub ino: u64,
+    pub size: u64,
+    pub mtime: SystemTime,
+    pub kind: FileType,
+    pub perm: u16,
+    pub nlink: u32,
+    pub access: Access,
+}
+
+impl Attributes {
+    /// As the kernel takes them, for what belongs to this user and group unless it is somebody else's.
+    pub fn of(self, owner: (u32, u32)) -> FileAttr {
+        let Attributes { ino, size, mtime, kind, perm, nlink, access } = self;
+        FileAttr {
+            ino: INodeNo(ino),
+            size,
+            blocks: size.div_ceil(512),
+            atime: mtime,
+            mtime,
+            ctime: mtime,
+            crtime: mtime,
+            kind,
+            perm,
+            nlink,
+            uid: access.uid.unwrap_or(owner.0),
+            gid: access.gid.unwrap_or(owner.1),
+            rdev: 0,
+            blksize: readpath::block_size(size),
+            flags: 0,
+        }
+    }
 }
 
 pub(super) fn file_type(kind: Kind) -> FileType {

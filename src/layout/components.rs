@@ -13,10 +13,15 @@ pub(super) struct Named<'a> {
     pub tensor: &'a Tensor,
 }
 
+/// The directories that can be components.
+fn dirs(model: &Model) -> BTreeSet<&str> {
+    let json = model.files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".json"));
+    json.filter_map(|path| Some(path.rsplit_once('/')?.0)).collect()
+}
+
 /// The tensors by component; the model proper is the component without a name.
 pub(super) fn components(model: &Model) -> BTreeMap<&str, Vec<Named<'_>>> {
-    let json = model.files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".json"));
-    let dirs: BTreeSet<&str> = json.filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
+    let dirs = dirs(model);
     let mut components: BTreeMap<&str, Vec<Named<'_>>> = BTreeMap::new();
     for tensor in model.tensors() {
         let draft = tensor.name.strip_prefix("draft.").and_then(|name| Some((*dirs.get("draft")?, name)));
@@ -28,36 +33,21 @@ pub(super) fn components(model: &Model) -> BTreeMap<&str, Vec<Named<'_>>> {
     components
 }
 
-/// The components as models of their own, with what the model says of them; `None` if the model has none.
-pub(super) fn split(model: &Model) -> Option<Vec<(String, Model)>> {
+/// The tensors of each component under their names there, in order of name; `None` if the model has no components.
+pub(super) fn split(model: &Model) -> Option<Vec<(&str, Vec<Tensor>)>> {
+    // Most models have none, and of a million tensors no name is to be copied to find that out.
+    if dirs(model).is_empty() {
+        return None;
+    }
     let components = components(model);
     if components.keys().all(|component| component.is_empty()) {
         return None;
     }
-    let part = |(component, tensors): (&str, Vec<Named<'_>>)| {
-        let mut tensors: Vec<Tensor> =
-            tensors.into_iter().map(|named| Tensor { name: named.name, ..named.tensor.clone() }).collect();
+    let renamed = |named: Named<'_>| Tensor { name: named.name, ..named.tensor.clone() };
+    let part = |(component, tensors): (_, Vec<Named<'_>>)| {
+        let mut tensors: Vec<Tensor> = tensors.into_iter().map(renamed).collect();
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
-        let inside = |path: &str| match component {
-            "" => Some(path.to_owned()),
-            _ => Some(path.strip_prefix(component)?.strip_prefix('/')?.to_owned()),
-        };
-        let files = model.files.iter();
-        let files =
-            files.filter_map(|file| Some(crate::model::SmallFile { path: inside(&file.path)?, ..file.clone() }));
-        let files = files.collect();
-        let model = Model {
-            name: model.name.clone(),
-            tensors,
-            other_tensors: Vec::new(),
-            files,
-            weights: Vec::new(),
-            sources: Vec::new(),
-            written: model.modified(),
-            foreign: None,
-            defects: model.defects.clone(),
-        };
-        (component.to_owned(), model)
+        (component, tensors)
     };
     Some(components.into_iter().map(part).collect())
 }

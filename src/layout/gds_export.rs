@@ -10,6 +10,7 @@
 //! A model of several components has such a directory for each of them.
 
 use std::collections::HashMap;
+use std::time::SystemTime;
 
 use super::components::split;
 use super::{Anchor, Branch, Files, Layout, VirtualFile, model_dir};
@@ -47,8 +48,8 @@ impl Layout for GdsExport {
             return Err("it has no tensors".into());
         }
         match split(model) {
-            Some(parts) => parts.iter().try_for_each(|(_, part)| check_names(part)),
-            None => check_names(model),
+            Some(parts) => parts.iter().try_for_each(|(_, tensors)| check_names(tensors)),
+            None => check_names(model.tensors()),
         }
     }
 
@@ -57,10 +58,11 @@ impl Layout for GdsExport {
     }
 
     fn plan(&self, model: &Model, _files: Files<'_>) -> Result<Vec<Branch>> {
-        let Some(parts) = split(model) else { return Ok(vec![self.export(model)?]) };
+        let time = model.modified();
+        let Some(parts) = split(model) else { return Ok(vec![self.export(model.tensors(), time)?]) };
         let mut branch = Branch::dir();
-        for (component, part) in parts {
-            branch.graft(&component, self.export(&part)?);
+        for (component, tensors) in parts {
+            branch.graft(component, self.export(&tensors, time)?);
         }
         Ok(vec![branch])
     }
@@ -75,10 +77,10 @@ impl Layout for GdsExport {
 }
 
 impl GdsExport {
-    /// The directory of a model that has no components.
-    fn export(self, model: &Model) -> Result<Branch> {
-        let mut export = Export::new(model, if self == GdsExport::Raw { ".raw" } else { ".bin" });
-        for tensor in model.tensors() {
+    /// The directory of these tensors.
+    fn export(self, tensors: &[Tensor], time: SystemTime) -> Result<Branch> {
+        let mut export = Export::new(tensors.len(), time, if self == GdsExport::Raw { ".raw" } else { ".bin" });
+        for tensor in tensors {
             match (self, cast_of(tensor), rows_of(tensor)) {
                 (GdsExport::F16, Some(cast), _) => export.cast(tensor, cast)?,
                 (GdsExport::Fp8, _, Some((float, row))) => export.encoded(tensor, float, row)?,
@@ -91,9 +93,9 @@ impl GdsExport {
 }
 
 /// Whether every tensor has a type and makes a file name of its own.
-fn check_names(model: &Model) -> Result<(), String> {
-    let mut stems: HashMap<String, &str> = HashMap::with_capacity(model.tensors().len());
-    for tensor in model.tensors() {
+fn check_names(tensors: &[Tensor]) -> Result<(), String> {
+    let mut stems: HashMap<String, &str> = HashMap::with_capacity(tensors.len());
+    for tensor in tensors {
         let stem = gds::file_stem(&tensor.name);
         if gds::torch_name(tensor.dtype).is_none() {
             return Err(format!("tensor {:?} is {}, which torch cannot name", tensor.name, tensor.dtype));
@@ -146,8 +148,9 @@ fn rows_of(tensor: &Tensor) -> Option<(Float, u64)> {
 }
 
 /// A directory that is being planned.
-struct Export<'a> {
-    model: &'a Model,
+struct Export {
+    /// That of its files.
+    time: SystemTime,
     /// Extension of files that hold plain elements.
     extension: &'static str,
     branch: Branch,
@@ -159,14 +162,14 @@ struct Export<'a> {
 /// Stands in the text of a manifest for a digest that is computed when it is read, and is as long as one.
 const DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-impl<'a> Export<'a> {
-    fn new(model: &'a Model, extension: &'static str) -> Self {
-        let entries = Vec::with_capacity(model.tensors().len());
-        Export { model, extension, branch: Branch::dir(), entries, digests: Vec::new() }
+impl Export {
+    fn new(tensors: usize, time: SystemTime, extension: &'static str) -> Self {
+        let entries = Vec::with_capacity(tensors);
+        Export { time, extension, branch: Branch::dir(), entries, digests: Vec::new() }
     }
 
     fn file(&mut self, path: &str, content: ExtentMap) {
-        self.branch.put(path, VirtualFile::new(content, self.model.modified()));
+        self.branch.put(path, VirtualFile::new(content, self.time));
     }
 
     fn computed(&mut self, path: &str, tensor: &Tensor, transform: Transform) -> Result<()> {
@@ -182,7 +185,7 @@ impl<'a> Export<'a> {
         let mut content = ExtentMap::new();
         tensor.push_to(&mut content);
         let path = gds::file_stem(&tensor.name) + self.extension;
-        let file = VirtualFile { fallback, ..VirtualFile::new(content, self.model.modified()) };
+        let file = VirtualFile { fallback, ..VirtualFile::new(content, self.time) };
         self.branch.put(&path, file);
         self.entries.push(entry(tensor, path, tensor.dtype, None));
     }

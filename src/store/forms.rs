@@ -9,7 +9,6 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::str::FromStr;
-use std::time::SystemTime;
 
 use tempfile::NamedTempFile;
 
@@ -143,11 +142,7 @@ impl Store {
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).at(file.path())?;
         let path = dir.join(form.file(&found.name));
         file.persist(&path).map_err(|error| Error::io(&path, error.error))?;
-        // Mounts watch the manifests. Where this fails they show it after the next change, or when they are made anew.
-        let dir = self.manifests_dir();
-        if let Err(error) = fs::File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now())) {
-            tracing::warn!("{}: {error}; mounts do not notice", dir.display());
-        }
+        self.wake_mounts();
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::load::check_sizes;
-use super::stage::{Stage, write_durably};
+use super::stage::Stage;
 use super::{Found, Store, children};
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
@@ -174,13 +174,7 @@ impl IngestDir {
             stage.take(&self.dir.join(layer.digest.file_name()), &layer.digest, layer.size)?;
         }
         stage.flush()?;
-        if !fs::read(&path).is_ok_and(|old| old == bytes) {
-            if let Ok(old) = self.store.find_one(name) {
-                self.store.keep_removed(&old)?;
-            }
-            write_durably(&self.store.own_path("tmp")?, &path, bytes, || stage.keep())?;
-        }
-        stage.keep();
+        stage.publish(name, bytes, true)?;
         Ok(manifest)
     }
 
@@ -219,12 +213,7 @@ impl IngestDir {
 impl Store {
     /// The lock of the directory; `None` if another process has it.
     fn try_ingest(&self) -> Result<Option<File>> {
-        let (path, file) = self.lock_file(LOCK)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
-            Err(fs::TryLockError::WouldBlock) => Ok(None),
-            Err(fs::TryLockError::Error(error)) => Err(Error::io(path, error)),
-        }
+        self.try_lock_file(LOCK)
     }
 
     /// Removes what a mount with `--ingest` left unfinished, if none is there.

@@ -227,9 +227,14 @@ impl Store {
 
     /// Takes the writers' lock if nobody has it.
     fn try_lock(&self) -> Result<Option<Lock>> {
-        let (path, file) = self.lock_file("lock")?;
+        Ok(self.try_lock_file("lock")?.map(Lock))
+    }
+
+    /// A file below `.wmount/`, locked; `None` if another process has it.
+    fn try_lock_file(&self, name: &str) -> Result<Option<File>> {
+        let (path, file) = self.lock_file(name)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(Lock(file))),
+            Ok(()) => Ok(Some(file)),
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(Error::io(&path, error)),
         }
@@ -245,6 +250,14 @@ impl Store {
         let path = self.own_path(name)?;
         let file = File::options().create(true).truncate(false).write(true).open(&path).at(&path)?;
         Ok((path, file))
+    }
+
+    /// Has mounts look at the store again: they watch the directory of the manifests.
+    fn wake_mounts(&self) {
+        let dir = self.manifests_dir();
+        if let Err(error) = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now())) {
+            tracing::warn!("{}: {error}; mounts notice the change when they are made anew", dir.display());
+        }
     }
 
     /// Block size in bytes, blocks and free blocks of the file system.

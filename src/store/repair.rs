@@ -96,12 +96,7 @@ impl Store {
         let lines = self.repairs().into_iter().chain(files);
         let lines: Vec<String> = lines.map(|(digest, inode)| format!("{} {inode}\n", digest.file_name())).collect();
         self.set_own_file(LOG, lines[lines.len().saturating_sub(LOG_LINES)..].concat().as_bytes());
-        // Mounts watch this directory.
-        let touched =
-            fs::File::open(self.manifests_dir()).and_then(|dir| dir.set_modified(std::time::SystemTime::now()));
-        if let Err(error) = touched {
-            tracing::warn!("{}: {error}; mounts do not notice the repair", self.manifests_dir().display());
-        }
+        self.wake_mounts();
     }
 
     /// The files that were damaged and replaced.

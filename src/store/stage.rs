@@ -12,6 +12,8 @@ use tempfile::{NamedTempFile, TempPath};
 use super::{Lock, Store};
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
+use crate::format::ollama;
+use crate::model::ModelName;
 
 /// Staged bytes after which the finished blobs are made durable and renamed.
 const BATCH: u64 = 4 << 30;
@@ -224,6 +226,26 @@ impl<'a> Stage<'a> {
         self.lock().keep = true;
     }
 
+    /// Makes the blobs, which are flushed, a model, in the place of one if `replace` says so.
+    pub fn publish(&self, name: &ModelName, manifest: &[u8], replace: bool) -> Result<()> {
+        let path = self.store.manifest_path(name);
+        if manifest.len() as u64 > ollama::MAX_MANIFEST {
+            // It could not be read back.
+            let (len, most) = (manifest.len(), ollama::MAX_MANIFEST);
+            return Err(Error::Invalid(format!(
+                "model {name} has too many tensors: its manifest of {len} bytes is over {most}"
+            )));
+        }
+        if fs::read(&path).is_ok_and(|old| old == manifest) {
+            self.keep();
+            return Ok(());
+        }
+        if let (true, Ok(old)) = (replace, self.store.find_one(name)) {
+            self.store.keep_removed(&old)?;
+        }
+        write_durably(&self.store.own_path("tmp")?, &path, manifest, || self.keep())
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -274,7 +296,7 @@ impl Drop for Stage<'_> {
 /// Writes a file by way of a temporary one: it is there whole or not at all, and durable.
 ///
 /// `named` is called when it has its name: from then on others rely on it, even if making that durable fails.
-pub(super) fn write_durably(temporary_dir: &Path, path: &Path, bytes: &[u8], named: impl FnOnce()) -> Result<()> {
+fn write_durably(temporary_dir: &Path, path: &Path, bytes: &[u8], named: impl FnOnce()) -> Result<()> {
     let parent = path.parent().expect("the files of a store have a parent");
     fs::create_dir_all(parent).at(parent)?;
     let mut file = NamedTempFile::new_in(temporary_dir).at(temporary_dir)?;

@@ -90,22 +90,7 @@ mod tests {
     use super::*;
     use crate::digest::Digest;
     use crate::extent::tests::MemoryBlobs;
-
-    fn tensor(blobs: &mut MemoryBlobs, name: &str, dtype: Dtype, shape: &[u64], data: &[u8]) -> Tensor {
-        let blob = blobs.put(data.to_vec());
-        let len = data.len() as u64;
-        Tensor {
-            name: name.into(),
-            dtype,
-            shape: shape.into(),
-            blob,
-            blob_len: len,
-            offset: 0,
-            len,
-            named: None,
-            plain: None,
-        }
-    }
+    use crate::format::amb::tests::tensor;
 
     #[test]
     fn bytes_of_a_small_file() {

@@ -5,7 +5,7 @@ use crate::extent::ExtentMap;
 use crate::extent::tests::MemoryBlobs;
 use crate::model::Tensor;
 
-fn tensor(blobs: &mut MemoryBlobs, name: &str, dtype: Dtype, shape: &[u64], data: &[u8]) -> Tensor {
+pub(super) fn tensor(blobs: &mut MemoryBlobs, name: &str, dtype: Dtype, shape: &[u64], data: &[u8]) -> Tensor {
     let blob = blobs.put(data.to_vec());
     let len = data.len() as u64;
     Tensor {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use super::{Counts, ImportReport, Progress, cores, write_manifest};
+use super::{Counts, ImportReport, Progress, cores};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::format::ollama::Manifest;
@@ -98,7 +98,7 @@ fn copy_one(
     let stage = Stage::new(store, lock)?;
     let (added, present) = take_all(&stage, from, &blobs, progress)?;
     stage.flush()?;
-    write_manifest(&stage, store, name, &bytes, replace)?;
+    stage.publish(name, &bytes, replace)?;
     keep_time(&path, found.written);
     Ok(ImportReport {
         model: name.to_string(),

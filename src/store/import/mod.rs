@@ -22,7 +22,6 @@ use super::Store;
 use super::stage::Stage;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
-use crate::format::ollama;
 use crate::model::{Model, ModelName};
 use plan::SourcePlan;
 
@@ -125,7 +124,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     };
     let manifest = assemble::manifest(&stage, &name, plans, &stored, existing)?;
     stage.flush()?;
-    write_manifest(&stage, &store, &name, &manifest, options.replace)?;
+    stage.publish(&name, &manifest, options.replace)?;
     Ok(report)
 }
 
@@ -176,24 +175,4 @@ fn expected(store: &Store, name: &ModelName) -> Result<HashSet<pieces::Likeness>
         expected.extend(model.files.into_iter().map(|file| (file.path, None::<Dtype>, vec![file.len])));
     }
     Ok(expected)
-}
-
-/// Makes the staged blobs, which are flushed, a model.
-fn write_manifest(stage: &Stage<'_>, store: &Store, name: &ModelName, bytes: &[u8], replace: bool) -> Result<()> {
-    let path = store.manifest_path(name);
-    if bytes.len() as u64 > ollama::MAX_MANIFEST {
-        // It could not be read back.
-        let (len, most) = (bytes.len(), ollama::MAX_MANIFEST);
-        return Err(Error::Invalid(format!(
-            "model {name} has too many tensors: its manifest of {len} bytes is over {most}"
-        )));
-    }
-    if std::fs::read(&path).is_ok_and(|old| old == bytes) {
-        stage.keep();
-        return Ok(());
-    }
-    if let (true, Ok(old)) = (replace, store.find_one(name)) {
-        store.keep_removed(&old)?;
-    }
-    super::stage::write_durably(&store.own_path("tmp")?, &path, bytes, || stage.keep())
 }
