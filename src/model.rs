@@ -71,7 +71,7 @@ fn check_part(what: &str, text: &str, max: usize, others: &str) -> Result<(), Er
     let shown: String = text.chars().take(80).collect();
     let others: Vec<String> = others.chars().map(String::from).collect();
     Err(Error::Invalid(format!(
-        "{shown:?} is no valid {what} of a model's name: it takes 1 to {max} of A-Z a-z 0-9 {}, the first a letter, a digit or _",
+        "{shown:?} is no valid {what} of a model: it takes 1 to {max} of A-Z a-z 0-9 {}, the first a letter, a digit or _",
         others.join(" ")
     )))
 }

@@ -192,7 +192,7 @@ impl Entry {
             {
                 let shown = view.anchors(&self.found.name, &self.path).swap_remove(0).path;
                 let reason = format!("{}/{shown}: {reason}; --allow-overflow shows it", layout.name());
-                tracing::warn!("{reason}");
+                tracing::info!("{reason}");
                 return Err(Error::Refused(reason));
             }
             let branches = layout.plan(&model, files)?;
@@ -217,19 +217,24 @@ impl Entry {
         self.planned(View { layout, variant: Some(variant) })
     }
 
-    /// What stands at the anchors of a variant, in every layout that has it and shows it.
+    /// What stands at the anchors of a variant, in every layout that has it and shows it; if none does, the first says why.
     pub fn variant(&self, name: &str) -> Result<Vec<Arc<Node>>> {
-        let mut nodes = Vec::new();
+        let (mut nodes, mut refusal) = (Vec::new(), None);
         for (layout, base) in layout::all().into_iter().enumerate() {
             let variants = base.variants().iter().enumerate().filter(|(_, (other, _))| *other == name);
             for (variant, (_, shown)) in variants {
-                shown.expresses(&*self.model()?).map_err(|reason| {
-                    Error::Invalid(format!("{}/ does not show {}: {reason}", base.name(), self.found.name))
-                })?;
-                nodes.extend(self.planned(View { layout, variant: Some(variant) })?.iter().cloned());
+                let refused =
+                    |why| Error::Invalid(format!("{}/ does not show {}: {why}", base.name(), self.found.name));
+                match shown.expresses(&*self.model()?) {
+                    Ok(()) => nodes.extend(self.planned(View { layout, variant: Some(variant) })?.iter().cloned()),
+                    Err(why) => refusal = refusal.or(Some(refused(why))),
+                }
             }
         }
-        Ok(nodes)
+        match refusal {
+            Some(refusal) if nodes.is_empty() => Err(refusal),
+            _ => Ok(nodes),
+        }
     }
 
     /// Whether a layout or variant shows it.

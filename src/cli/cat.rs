@@ -18,8 +18,7 @@ pub struct CatArgs {
 }
 
 pub(super) fn run(args: &CatArgs) -> Result<()> {
-    let vfs = super::tree_of(&args.store.path()?)?;
-    let attr = vfs.resolve(&args.path)?;
+    let (vfs, attr) = super::tree_at(&args.store, &args.path)?;
     if attr.kind == Kind::Dir {
         return Err(Error::Invalid(format!("{:?}: is a directory; wmount export writes those", args.path)));
     }

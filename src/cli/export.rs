@@ -29,8 +29,7 @@ pub struct ExportArgs {
 }
 
 pub(super) fn run(args: &ExportArgs) -> Result<()> {
-    let vfs = super::tree_of(&args.store.path()?)?;
-    let attr = vfs.resolve(&args.path)?;
+    let (vfs, attr) = super::tree_at(&args.store, &args.path)?;
     if fs::symlink_metadata(&args.dest).is_ok() {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }

@@ -22,7 +22,7 @@ pub struct ImportArgs {
     paths: Vec<PathBuf>,
     /// The model's name [default: the name of what is imported]
     #[arg(short, long, value_name = "NAME[:TAG]")]
-    name: Option<String>,
+    name: Option<ModelName>,
     /// Of a store, this model only; may be repeated
     #[arg(short, long = "model", value_name = "MODEL")]
     models: Vec<ModelName>,
@@ -40,7 +40,6 @@ pub struct ImportArgs {
 }
 
 pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
-    let name = args.name.as_deref().map(str::parse::<ModelName>).transpose()?;
     let misuse = |what: &str| {
         super::output::complain(&crate::error::Error::Invalid(what.into()));
         Ok(ExitCode::from(2))
@@ -48,16 +47,16 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     if let [path] = &args.paths[..]
         && is_store(path)
     {
-        return copy_store(args, path, name);
+        return copy_store(args, path);
     }
     if !args.models.is_empty() {
         return misuse("--model chooses from a store, and what is to be imported is none");
     }
-    if name.is_none() && args.paths.len() > 1 {
+    if args.name.is_none() && args.paths.len() > 1 {
         return misuse("several paths make one model: say its name with -n NAME");
     }
     let bar = Bar::new("importing");
-    let options = Options { name, replace: args.replace, blob_threshold: Some(args.blob_threshold) };
+    let options = Options { name: args.name.clone(), replace: args.replace, blob_threshold: Some(args.blob_threshold) };
     let report = import(&args.store.path()?, &args.paths, &options, &bar);
     bar.finish();
     let report = report?;
@@ -69,9 +68,9 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn copy_store(args: &ImportArgs, from: &Path, name: Option<ModelName>) -> Result<ExitCode> {
+fn copy_store(args: &ImportArgs, from: &Path) -> Result<ExitCode> {
     let bar = Bar::new("copying");
-    let options = CopyOptions { models: args.models.clone(), name, replace: args.replace };
+    let options = CopyOptions { models: args.models.clone(), name: args.name.clone(), replace: args.replace };
     let report = copy(&args.store.path()?, from, &options, &bar);
     bar.finish();
     let report = report?;

@@ -11,6 +11,7 @@ mod export;
 mod gc;
 mod import;
 mod ls;
+mod mistyped;
 mod mount;
 mod output;
 mod prepare;
@@ -18,18 +19,20 @@ mod rm;
 mod show;
 mod status;
 mod umount;
+mod variant;
 mod verify;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::error::{Error, Result};
 use crate::model::ModelName;
 use crate::store::{Found, Store};
-use crate::vfs::Vfs;
+use crate::vfs::{Attr, Vfs};
 
 /// One stored set of model tensors, mounted as every layout that loaders want
 #[derive(Debug, Parser)]
@@ -84,8 +87,12 @@ enum Command {
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
-    let matches = with_store_first(std::env::args_os());
-    let cli = Cli::parse_from(matches);
+    let args = with_store_first(std::env::args_os());
+    let parsed = Cli::try_parse_from(&args);
+    if let Some(error) = mistyped::found(&args, &parsed) {
+        error.exit();
+    }
+    let cli = parsed.unwrap_or_else(|error| error.exit());
     let is_mount = cli.command.is_none();
     if !is_mount {
         crate::front::daemon::log_to_stderr("warn");
@@ -94,8 +101,9 @@ pub fn main() -> ExitCode {
         Some(command) => command.run(),
         None => {
             let args = cli.mount.expect("clap demands STORE and MOUNTPOINT where there is no command");
-            let listed = listed(&args.variants);
-            mount::run(&args, |store| {
+            let read = args.read_mode().unwrap_or_else(|why| misuse(&why));
+            let listed = variant::listed(&args.variants);
+            mount::run(&args, read, |store| {
                 Ok(Arc::new(Vfs::listing(
                     Arc::new(Store::open(store)?.allowing_overflow(args.allow_overflow).checking(args.verify_on_read)),
                     &listed,
@@ -108,6 +116,11 @@ pub fn main() -> ExitCode {
         output::complain(&error);
         ExitCode::FAILURE
     })
+}
+
+/// Ends the process as clap does where it finds misuse itself.
+fn misuse(why: &str) -> ! {
+    Cli::command().error(ErrorKind::ValueValidation, why).exit()
 }
 
 /// Moves `-s DIR` and `--store DIR` from before the command to behind it, where clap looks for it: the arguments of
@@ -154,39 +167,13 @@ fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
     if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_one(name)).collect() }
 }
 
-/// The names of all variants, each once; one that several layouts have is one word.
-fn all_variants() -> impl Iterator<Item = &'static str> {
-    let mut seen = std::collections::HashSet::new();
-    let names = crate::layout::all().into_iter().flat_map(|layout| layout.variants()).map(|(name, _)| *name);
-    names.filter(move |name| seen.insert(*name))
-}
-
-/// What `--variant` takes.
-fn variant_names() -> clap::builder::PossibleValuesParser {
-    all_variants().chain(["all"]).collect::<Vec<_>>().into()
-}
-
-/// The variants that these words stand for.
-fn listed(words: &[String]) -> Vec<String> {
-    let all = words.iter().any(|word| word == "all");
-    all_variants().filter(|name| all || words.iter().any(|word| word == name)).map(str::to_owned).collect()
-}
-
-/// The tree of a store without a mount.
-fn tree_of(store: &Path) -> Result<Vfs> {
-    Vfs::new(Arc::new(Store::open(store)?))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::all_variants;
-
-    #[test]
-    fn a_variant_of_two_layouts_is_one_word() {
-        let names: Vec<_> = all_variants().collect();
-        assert_eq!(names.iter().filter(|name| **name == "f16").count(), 1);
-        assert_eq!(names.len(), names.iter().collect::<HashSet<_>>().len());
-    }
+/// The tree of a store without a mount, and what is at a path of it.
+fn tree_at(store: &StoreArgs, path: &str) -> Result<(Vfs, Attr)> {
+    let store = Arc::new(store.open()?);
+    let vfs = Vfs::new(store.clone())?;
+    let attr = vfs.resolve(path).map_err(|error| match error {
+        Error::NotFound(path) => Error::NotFound(format!("{path} in the store {}", store.root().display())),
+        other => other,
+    })?;
+    Ok((vfs, attr))
 }

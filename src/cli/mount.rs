@@ -1,11 +1,10 @@
 //! `wmount STORE MOUNTPOINT`.
 
-use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Result};
 use crate::front::daemon::{self, Listener};
 use crate::front::readpath::Mode;
 use crate::front::session::{MountOptions, Session};
@@ -55,27 +54,38 @@ pub struct MountArgs {
     /// List this variant, such as int4-128, in every directory of a model that has it; `all` lists all of them
     ///
     /// A variant that is not listed is there all the same: open MODEL@VARIANT.
-    #[arg(long = "variant", value_name = "VARIANT", value_parser = super::variant_names())]
+    #[arg(long = "variant", value_name = "VARIANT", value_parser = super::variant::words())]
     pub variants: Vec<String>,
     /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
 }
 
+impl MountArgs {
+    /// How files are read, by the option or the variable, or why it cannot be.
+    pub fn read_mode(&self) -> Result<Mode, String> {
+        if let Some(mode) = self.read {
+            return Ok(mode);
+        }
+        let word = std::env::var("WMOUNT_READ").unwrap_or_else(|_| "auto".into());
+        word.parse().map_err(|why| format!("invalid value '{word}' for WMOUNT_READ: {why}"))
+    }
+}
+
 /// Mounts what `open` makes of the store.
-pub fn run(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<()> {
+pub fn run(args: &MountArgs, read: Mode, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<()> {
     let Some(listener) = Listener::of_this_process(args.foreground) else {
         return daemon::launch();
     };
     sys::return_memory();
-    let mounted = listener.begin(args.log.as_deref(), &args.mountpoint).and_then(|()| mount(args, open));
+    let mounted = listener.begin(args.log.as_deref(), &args.mountpoint).and_then(|()| mount(args, read, open));
     let session = mounted.and_then(|session| listener.ready().map(|()| session));
     session.inspect_err(|error| listener.failed(error))?.run()
 }
 
-fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<Session> {
-    let store = existing(&args.store)?;
-    let vfs = open(&store)?;
+fn mount(args: &MountArgs, read: Mode, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<Session> {
+    let vfs = open(&args.store)?;
+    let store = args.store.canonicalize().at(&args.store)?;
     let options = MountOptions {
         mountpoint: args.mountpoint.clone(),
         store,
@@ -83,23 +93,7 @@ fn mount(args: &MountArgs, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Resu
         tolerate_rw: args.tolerate_rw,
         threads: args.threads.map(NonZeroUsize::get),
         ingest: args.ingest,
-        read: args.read.map_or_else(read_from_environment, Ok)?,
+        read,
     };
     Session::mount(vfs, &options)
-}
-
-fn read_from_environment() -> Result<Mode> {
-    let word = std::env::var("WMOUNT_READ").unwrap_or_else(|_| "auto".into());
-    word.parse().map_err(|why| Error::Invalid(format!("WMOUNT_READ={word}: {why}")))
-}
-
-fn existing(store: &Path) -> Result<PathBuf> {
-    let shown = store.display();
-    match store.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(Error::Invalid(format!("there is no store at {shown}; `wmount import --store {shown} PATH` makes one")))
-        }
-        Ok(path) if !path.is_dir() => Err(Error::Invalid(format!("{shown} is not a directory, so it is no store"))),
-        outcome => outcome.at(store),
-    }
 }

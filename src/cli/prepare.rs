@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
+use super::variant::{Named, Variant};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::layout;
@@ -23,8 +24,8 @@ use crate::tree::Tree;
 #[derive(Debug, clap::Args)]
 pub struct PrepareArgs {
     /// The model and one of its variants, such as llama@fp8
-    #[arg(value_name = "MODEL@VARIANT")]
-    variant: String,
+    #[arg(value_name = "MODEL@VARIANT", value_parser = wanted)]
+    wanted: (ModelName, Variant),
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -33,21 +34,26 @@ pub struct PrepareArgs {
 }
 
 pub(super) fn run(args: &PrepareArgs) -> Result<()> {
-    let wrong = |what: String| Error::Invalid(format!("{:?}: {what}", args.variant));
-    let known: Vec<&str> = super::all_variants().collect();
-    let (model, variant) = args.variant.split_once('@').ok_or_else(|| wrong("takes MODEL@VARIANT".into()))?;
-    if let Ok(form) = variant.parse() {
-        return prepare_form(args, &model.parse()?, form);
+    match args.wanted.1 {
+        Variant::Form(form) => prepare_form(args, &args.wanted.0, form),
+        Variant::Computed(variant) => prepare_variant(args, &args.wanted.0, variant),
     }
-    if !known.contains(&variant) {
-        return Err(wrong(format!("there is no such variant; there are today, seed, {}", known.join(", "))));
-    }
-    let name: ModelName = model.parse()?;
+}
+
+/// A model and its variant, which must be named.
+fn wanted(text: &str) -> Result<(ModelName, Variant), String> {
+    let Named { model, variant } = text.parse()?;
+    let which = || format!("say which variant, such as {model}@fp8 or {model}@seed");
+    Ok((model.clone(), variant.ok_or_else(which)?))
+}
+
+/// Finds out what a computed variant must know of its tensors.
+fn prepare_variant(args: &PrepareArgs, name: &ModelName, variant: &str) -> Result<()> {
     let store = std::sync::Arc::new(args.store.open()?);
-    store.find_one(&name)?;
+    store.find_one(name)?;
     store.keep_memos()?;
     let tree = Tree::new(&store, store.find()?, None, [].into());
-    let entry = tree.entries().iter().find(|entry| entry.found.name == name);
+    let entry = tree.entries().iter().find(|entry| entry.found.name == *name);
     let nodes = entry.map_or_else(|| Ok(Vec::new()), |entry| entry.variant(variant))?;
     let surveys = surveyed(nodes.iter().map(|node| &**node));
     let bytes = surveys.iter().map(|survey| survey.input_len).sum();
@@ -56,14 +62,18 @@ pub(super) fn run(args: &PrepareArgs) -> Result<()> {
     let outcome = prepare(&surveys, store.blobs(), &|bytes| bar.advance(bytes));
     bar.finish();
     outcome?;
-    report(args, &name, variant, surveys.len(), bytes)
+    report(args, name, variant, surveys.len(), bytes)
 }
 
 fn report(args: &PrepareArgs, name: &ModelName, variant: &str, tensors: usize, bytes: u64) -> Result<()> {
     if args.json {
         return print_json(&json!({"model": name.to_string(), "variant": variant, "tensors": tensors, "bytes": bytes}));
     }
-    print(&format!("{name}@{variant}: {}, {}\n", count(tensors as u64, "tensor"), size(bytes)))
+    let what = match tensors {
+        0 => "nothing had to be found out".into(),
+        _ => format!("{}, {}", count(tensors as u64, "tensor"), size(bytes)),
+    };
+    print(&format!("{name}@{variant}: {what}\n"))
 }
 
 /// Computes the digests of a form that is not the model's own.
@@ -72,9 +82,9 @@ fn prepare_form(args: &PrepareArgs, name: &ModelName, form: Form) -> Result<()> 
     let found = store.find_one(name)?;
     let model = store.load(&found)?;
     model.check_whole()?;
-    let directory = format!("ollama@{}", form.name());
+    let directory = form.layout();
     let layout = layout::all().into_iter().find(|layout| layout.name() == directory);
-    let layout = layout.ok_or_else(|| Error::NotFound(directory.clone()))?;
+    let layout = layout.ok_or_else(|| Error::NotFound(directory.into()))?;
     // Whether it can be shown at all does not depend on what the digests are.
     let mut shown = model.clone();
     let unknown = |tensor: &&mut Tensor| form.digest(tensor).is_none();

@@ -12,7 +12,7 @@ use crate::model::ModelName;
 pub struct RmArgs {
     /// The models
     #[arg(required = true, value_name = "MODEL")]
-    models: Vec<String>,
+    models: Vec<ModelName>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -21,8 +21,8 @@ pub struct RmArgs {
 }
 
 pub(super) fn run(args: &RmArgs) -> Result<()> {
-    let names = args.models.iter().map(|name| name.parse()).collect::<Result<Vec<ModelName>>>()?;
     let store = args.store.open()?;
+    let names = &args.models;
     // One that is not there must not leave the others half done.
     names.iter().try_for_each(|name| store.find_one(name).map(drop))?;
     names.iter().try_for_each(|name| store.remove(name))?;

@@ -1,19 +1,22 @@
 //! `wmount show MODEL` and `wmount show FILE.amb`.
 
+use std::str::FromStr;
+
 use serde_json::{Map, Value, json};
 
 use super::StoreArgs;
 use super::output::{count, print, print_json, size, table};
-use crate::error::{Error, Result};
+use super::variant::{Named, Variant};
+use crate::error::Result;
 use crate::layout::{self, Files, Layout};
-use crate::model::{Model, ModelName};
+use crate::model::Model;
 use crate::tree::Tree;
 
 /// Show a model: its tensors, files and shapes, and in which layouts it appears or why not
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
     /// The model, as [[HOST/]NAMESPACE/]NAME[:TAG][@VARIANT], or an AMB file
-    model: String,
+    model: Shown,
     /// Show the model's AMB file: header, sections and tensors
     #[arg(long)]
     amb: bool,
@@ -24,37 +27,44 @@ pub struct ShowArgs {
     store: StoreArgs,
 }
 
-pub(super) fn run(args: &ShowArgs) -> Result<()> {
-    if super::amb::is_file(&args.model) {
-        return super::amb::show_file(&args.model, args.json);
+/// What is to be shown.
+#[derive(Debug, Clone)]
+enum Shown {
+    /// The AMB file at this path.
+    File(String),
+    Model(Named),
+}
+
+impl FromStr for Shown {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Shown, String> {
+        if super::amb::is_file(text) { Ok(Shown::File(text.into())) } else { text.parse().map(Shown::Model) }
     }
-    let (name, variant) = match args.model.split_once('@') {
-        Some((name, variant)) => (name, Some(variant)),
-        None => (args.model.as_str(), None),
+}
+
+pub(super) fn run(args: &ShowArgs) -> Result<()> {
+    let Named { model: name, variant } = match &args.model {
+        Shown::File(path) => return super::amb::show_file(path, args.json),
+        Shown::Model(named) => named,
     };
-    let name: ModelName = name.parse()?;
     let store = std::sync::Arc::new(args.store.open()?);
-    let model = store.load(&store.find_one(&name)?)?;
+    let model = store.load(&store.find_one(name)?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
     let tree = Tree::new(&store, store.find()?, None, [].into());
-    let entry = tree.entries().iter().find(|entry| entry.found.name == name);
+    let entry = tree.entries().iter().find(|entry| entry.found.name == *name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
-    let unknown = |variant: &&str| !super::all_variants().any(|known| known == *variant);
-    if let Some(variant) = variant.filter(unknown) {
-        let known: Vec<&str> = super::all_variants().collect();
-        return Err(Error::Invalid(format!("{variant:?} is no variant; there are {}", known.join(", "))));
-    }
     if args.amb {
-        let path = variant.map_or(path.clone(), |variant| format!("{path}@{variant}"));
+        let path = variant.map_or(path.clone(), |variant| format!("{path}@{}", variant.name()));
         return super::amb::show_model(store, &path, args.json);
     }
     let files = Files(store.blobs());
-    let mut description = describe(&model, &path, variant, files)?;
+    let mut description = describe(&model, &path, *variant, files)?;
     description["shapes"] = json!(layout::shapes(&model, files));
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
 
-fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) -> Result<Value> {
+fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_>) -> Result<Value> {
     let tensors: Vec<Value> = [&model.tensors, &model.other_tensors]
         .into_iter()
         .flatten()
@@ -75,13 +85,18 @@ fn describe(model: &Model, path: &str, variant: Option<&str>, files: Files<'_>) 
     let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
     let mut layouts = Map::new();
     for base in layout::all() {
-        match variant.map(|variant| base.variants().iter().find(|(name, _)| *name == variant)) {
-            Some(Some((name, layout))) => {
-                let place = variant_in(*layout, model, &format!("{path}@{name}"), files)?;
-                layouts.insert(base.name().into(), place);
+        match variant {
+            Some(Variant::Form(form)) => {
+                if base.name() == form.layout() {
+                    layouts.insert(base.name().into(), place_in(base, model, path));
+                }
             }
-            Some(None) => {
-                layouts.insert(base.name().into(), json!({"shown": false, "reason": "it has no such variant"}));
+            Some(Variant::Computed(variant)) => {
+                let place = match base.variants().iter().find(|(name, _)| *name == variant) {
+                    Some((name, layout)) => variant_in(*layout, model, &format!("{path}@{name}"), files)?,
+                    None => json!({"shown": false, "reason": "it has no such variant"}),
+                };
+                layouts.insert(base.name().into(), place);
             }
             // Whether values overflow is left to who asks for the variant: it takes a read of all tensors.
             None => {

@@ -15,7 +15,7 @@ use crate::store::{Repaired, VerifyReport};
 pub struct VerifyArgs {
     /// Only the blobs of these models
     #[arg(value_name = "MODEL")]
-    models: Vec<String>,
+    models: Vec<ModelName>,
     /// Get the bytes of damaged blobs back from wherever else the store has them
     #[arg(long)]
     repair: bool,
@@ -30,9 +30,8 @@ pub struct VerifyArgs {
 }
 
 pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
-    let names = args.models.iter().map(|name| name.parse()).collect::<Result<Vec<ModelName>>>()?;
     let store = args.store.open()?;
-    let models = super::chosen(&store, &names)?;
+    let models = super::chosen(&store, &args.models)?;
     let bar = Bar::new("verifying");
     bar.begin(store.total_bytes(&models));
     let report = store.verify(&models, &|bytes| bar.advance(bytes));

@@ -68,6 +68,11 @@ impl BlobFiles {
         self.open.get_or_insert_with(digest, open).map_err(|error| damaged(digest, &error))
     }
 
+    /// From now on a memo that cannot be kept is an error.
+    pub(super) fn keep_memos(&self) {
+        self.memos.must_keep();
+    }
+
     /// Closes a blob, and drops what was computed from any: what is there now is opened when it is read next.
     pub fn forget(&self, digest: &Digest) {
         self.open.remove(digest);

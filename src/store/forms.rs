@@ -13,7 +13,7 @@ use std::str::FromStr;
 use tempfile::NamedTempFile;
 
 use super::memo::{parse, seal};
-use super::{Found, Store};
+use super::{Found, Store, make_dir};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName, Tensor};
@@ -39,6 +39,14 @@ impl Form {
         match self {
             Form::Today => "today",
             Form::Seed => "seed",
+        }
+    }
+
+    /// The layout that shows every model in it.
+    pub fn layout(self) -> &'static str {
+        match self {
+            Form::Today => "ollama@today",
+            Form::Seed => "ollama@seed",
         }
     }
 
@@ -133,10 +141,7 @@ impl Store {
         let manifest = self.manifest_bytes(found)?;
         let result: Vec<u8> = digests.iter().flat_map(|digest| *digest.as_bytes()).collect();
         let dir = self.own_path(DIR)?;
-        match fs::create_dir(&dir) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(Error::io(&dir, error)),
-            _ => {}
-        }
+        make_dir(&dir).at(&dir)?;
         let mut file = NamedTempFile::new_in(&dir).at(&dir)?;
         file.write_all(&seal(&form.key(&manifest), &result)).at(file.path())?;
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).at(file.path())?;

@@ -8,13 +8,15 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use tempfile::NamedTempFile;
 
+use super::make_dir;
 use crate::digest::Digest;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Bytes of results that are held in memory.
 const MEMORY: u64 = 256 << 20;
@@ -23,6 +25,8 @@ const MEMORY: u64 = 256 << 20;
 pub(super) struct Memos {
     dir: PathBuf,
     held: Cache<Digest, Arc<[u8]>, Length>,
+    /// Whether one that cannot be written is an error.
+    must_keep: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -44,7 +48,7 @@ impl Memos {
     /// The memos in `dir`, which is made with the first one.
     pub fn new(dir: PathBuf) -> Self {
         let held = Cache::with_weighter(1024, MEMORY, Length);
-        Memos { dir, held }
+        Memos { dir, held, must_keep: AtomicBool::new(false) }
     }
 
     /// The result of a key. Readers who ask for one at the same time wait for the first of them to make it.
@@ -56,11 +60,18 @@ impl Memos {
                 return Ok(result);
             }
             let result = make()?;
-            if let Err(error) = self.write(&path, key, &result) {
-                tracing::debug!("{}: {error}", path.display());
+            match self.write(&path, key, &result) {
+                Err(error) if self.must_keep.load(Ordering::Relaxed) => return Err(Error::io(&path, error)),
+                Err(error) => tracing::debug!("{}: {error}", path.display()),
+                Ok(()) => {}
             }
             Ok(result.into())
         })
+    }
+
+    /// From now on a result that cannot be written is an error.
+    pub fn must_keep(&self) {
+        self.must_keep.store(true, Ordering::Relaxed);
     }
 
     /// Lets go of what is held in memory.
@@ -74,10 +85,7 @@ impl Memos {
         if above.is_some_and(|found| found.is_symlink()) {
             return Err(std::io::Error::other("is a link"));
         }
-        match fs::create_dir(&self.dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
+        make_dir(&self.dir)?;
         let mut file = NamedTempFile::new_in(&self.dir)?;
         file.write_all(&seal(key, result))?;
         file.persist(path)?;
@@ -101,7 +109,7 @@ pub(super) fn parse(bytes: &[u8], key: &str) -> Option<Arc<[u8]>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
 
@@ -133,5 +141,7 @@ mod tests {
         let nowhere = Memos::new("/dev/null/memo".into());
         assert!((0..2).all(|_| &*nowhere.get("key", &make).expect("made") == b"result"));
         assert_eq!(made.load(Ordering::Relaxed), 5);
+        nowhere.must_keep();
+        assert!(nowhere.get("another key", &make).is_err());
     }
 }

@@ -73,13 +73,14 @@ impl Store {
     /// Opens a store that exists.
     pub fn open(root: impl AsRef<Path>) -> Result<Store> {
         let root = root.as_ref();
+        let shown = root.display();
         if !root.exists() {
-            return Err(Error::Invalid(format!("{}: there is no store (wmount import makes one)", root.display())));
+            let what = format!("there is no store at {shown}; `wmount import --store {shown} PATH` makes one");
+            return Err(Error::Invalid(what));
         }
         if !root.is_dir() || !root.join("blobs").is_dir() || !root.join("manifests").is_dir() {
             return Err(Error::Invalid(format!(
-                "{}: no store: it has no blobs/ and manifests/ (wmount import makes a store)",
-                root.display()
+                "{shown} is no store: it has no blobs/ and manifests/; `wmount import` makes one in a new or empty directory"
             )));
         }
         let root = root.canonicalize().at(root)?;
@@ -106,10 +107,7 @@ impl Store {
             Err(error) => return Err(Error::io(root, error)),
         }
         for dir in parts.map(|part| root.join(part)) {
-            match fs::create_dir(&dir) {
-                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(Error::io(&dir, error)),
-                _ => {}
-            }
+            make_dir(&dir).at(&dir)?;
         }
         Store::open(root)
     }
@@ -178,15 +176,31 @@ impl Store {
                 dir.display()
             )));
         }
-        match fs::create_dir(&dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(&dir, error)),
-            _ => Ok(dir.join(name)),
+        make_dir(&dir).map_err(|error| self.unwritable(&dir, error))?;
+        Ok(dir.join(name))
+    }
+
+    /// That something of the store cannot be written to, and who can do it.
+    fn unwritable(&self, path: &Path, error: std::io::Error) -> Error {
+        use std::os::unix::fs::MetadataExt;
+        match fs::metadata(&self.root) {
+            Ok(root) if error.kind() == std::io::ErrorKind::PermissionDenied => Error::Invalid(format!(
+                "{}: {error}; the store belongs to the user with the id {}: run this as that user",
+                path.display(),
+                root.uid()
+            )),
+            _ => Error::io(path, error),
         }
     }
 
-    /// Lets memos be kept in the store, also in one that wmount has not written to.
+    /// Lets memos be kept in the store, also in one that wmount has not written to; from now on a memo that cannot be
+    /// kept is an error.
     pub fn keep_memos(&self) -> Result<()> {
-        self.own_path("memo").map(drop)
+        let dir = self.own_path("memo")?;
+        let writable = make_dir(&dir).and_then(|()| tempfile::tempfile_in(&dir));
+        writable.map_err(|error| self.unwritable(&dir, error))?;
+        self.blobs.keep_memos();
+        Ok(())
     }
 
     /// The content of a file below `.wmount/`, if there is one.
@@ -248,7 +262,8 @@ impl Store {
 
     fn lock_file(&self, name: &str) -> Result<(PathBuf, File)> {
         let path = self.own_path(name)?;
-        let file = File::options().create(true).truncate(false).write(true).open(&path).at(&path)?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(|error| self.unwritable(&path, error))?;
         Ok((path, file))
     }
 
@@ -313,9 +328,32 @@ impl Store {
         let found = Dir::open(&self.manifests_dir())
             .at(&path)
             .and_then(|manifests| found_in(&manifests, &path, [&name.host, &name.namespace, &name.name, &name.tag]));
-        found
-            .map(|model| Found { forms: self.form_files_of(&model.name), ..model })
-            .map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
+        found.map(|model| Found { forms: self.form_files_of(&model.name), ..model }).map_err(|_| {
+            let others = self.other_tags(name);
+            let which = if others.is_empty() { others } else { format!(", which has {others}") };
+            Error::NotFound(format!("model {name} in the store {}{which}", self.root.display()))
+        })
+    }
+
+    /// The first models that have this name but for the tag, in words; empty if there are none.
+    fn other_tags(&self, name: &ModelName) -> String {
+        const NAMED: usize = 8;
+        let tags = self.manifest_path(name).parent().and_then(|dir| children(dir).ok()).unwrap_or_default();
+        let of = |tag: &String| ModelName::new(&name.host, &name.namespace, &name.name, tag).ok();
+        let mut others: Vec<String> = tags.iter().filter_map(of).map(|name| name.to_string()).collect();
+        others.sort();
+        let more = others.len().saturating_sub(NAMED);
+        others.truncate(NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        others.join(", ") + &more
+    }
+}
+
+/// Makes a directory unless there is one.
+fn make_dir(dir: &Path) -> std::io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        outcome => outcome,
     }
 }
 

@@ -61,7 +61,7 @@ def test_a_broken_package_among_good_ones_adds_nothing(small, before, models, tm
 )
 def test_a_name_that_is_no_name(small, before, models, name):
     done = small.run("import", models / "inline.mlpackage", f"--name={name}", check=False)
-    refused(done, "name")
+    assert done.returncode == 2 and "--name" in done.stderr.decode(), done.stderr
 
 
 @pytest.fixture(params=["absent", "file", "directory"])
@@ -121,3 +121,22 @@ def test_cat_and_export_of_a_path_that_is_not_there(small, before, tmp_path, ins
 def test_misuse_is_exit_2(small):
     assert small.run("import", check=False).returncode == 2
     assert run("--no-such-option", check=False).returncode == 2
+
+
+@pytest.mark.parametrize("option", [[], ["-f"]])
+def test_a_way_to_read_that_is_none(small, before, tmp_path, monkeypatch, option):
+    monkeypatch.setenv("WMOUNT_READ", "fast")
+    (tmp_path / "mnt").mkdir()
+    done = run(*option, small.path, tmp_path / "mnt", check=False)
+    assert done.returncode == 2 and "WMOUNT_READ" in done.stderr.decode(), done.stderr
+    assert not os.path.ismount(tmp_path / "mnt")
+
+
+def test_a_mistyped_command_with_a_model_is_no_mount(small, before):
+    done = run("shwo", "tiny-llama", check=False)
+    assert done.returncode == 2 and "'show'" in done.stderr.decode(), done.stderr
+
+
+def test_an_unknown_tag_names_the_tags_that_are_there(small, models):
+    small.add(models / "tiny-llama", name="tiny-llama:v2")
+    refused(small.run("show", "tiny-llama:v1", check=False), "tiny-llama:latest, tiny-llama:v2", small.path)

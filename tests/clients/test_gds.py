@@ -420,9 +420,24 @@ def test_prepare_finds_out_once_and_a_damaged_memo_is_not_used(small, tmp_path):
 
 
 def test_prepare_says_what_is_wrong(small):
-    for name, word in [("tiny-llama", "MODEL@VARIANT"), ("tiny-llama@fp7", "fp8"), ("nothing@fp8", "not found")]:
+    for name, status, word in [("tiny-llama", 2, "MODEL@VARIANT"), ("tiny-llama@fp7", 2, "fp8"), ("nothing@fp8", 1, "not found")]:
         done = small.run("prepare", name, check=False)
-        assert done.returncode == 1 and word in done.stderr.decode(), done.stderr
+        assert done.returncode == status and word in done.stderr.decode(), done.stderr
+
+
+def test_prepare_fails_where_nothing_can_be_kept(small):
+    (small.path / ".wmount/memo").write_bytes(b"")
+    done = small.run("prepare", "tiny-llama@fp8", check=False)
+    assert done.returncode == 1 and ".wmount/memo: Not a directory" in done.stderr.decode(), done.stderr
+
+
+def test_prepare_prepares_what_some_layout_shows(store, models):
+    """AMB has no code for the type of one tensor; gds_export has."""
+    store.add(models / "minilm", name="minilm")
+    assert not store.json("show", "minilm@f16")["layouts"]["amb"]["shown"]
+    store.run("prepare", "minilm@f16")
+    refused = store.run("prepare", "minilm@int8", check=False)
+    assert refused.returncode == 1 and "position_ids" in refused.stderr.decode()
 
 
 def test_variants_are_not_listed(world):

@@ -62,6 +62,15 @@ def test_a_user_mounts_reads_and_unmounts(home, models):
     assert f" {home}/mnt " not in Path("/proc/mounts").read_text()
 
 
+def test_who_may_not_write_is_told_who_may(home):
+    if os.geteuid() == 0:
+        for path in [home / "store", *(home / "store").rglob("*")]:
+            os.chown(path, 0, 0)
+        done = as_user(home, "gc", "-s", home / "store")
+        line = done.stderr.decode()
+        assert done.returncode == 1 and ".wmount/lock: Permission denied" in line and "user with the id 0" in line, line
+
+
 HIDDEN = """
 for helper in /bin/fusermount3 /usr/bin/fusermount3; do [ ! -e $helper ] || mount --bind /dev/null $helper; done
 exec setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
