@@ -6,6 +6,7 @@
 mod place;
 mod mend;
 mod others;
+mod problems;
 mod status;
 
 use std::collections::hash_map::Entry;
@@ -27,14 +28,13 @@ use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, Union, n
 
 pub use crate::store::Access;
 pub use crate::tree::{Kind, ROOT};
+use problems::Problems;
 use status::Status;
 
 /// Our own directory in the mount.
 const OWN_DIR: &str = ".wmount";
 /// The one file in it.
 const STATUS: &str = "status.json";
-/// Problems that the status remembers.
-const PROBLEMS: usize = 20;
 
 /// Attributes of a directory or file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,7 +196,7 @@ pub struct Vfs {
     prepared: Arc<DashMap<VariantKey, bool>>,
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
-    problems: Mutex<VecDeque<String>>,
+    problems: Problems,
     statuses: Mutex<VecDeque<Arc<Status>>>,
     listed: Arc<[String]>,
     /// The damaged files of blobs that were replaced, as far as that was noticed.
@@ -230,7 +230,7 @@ impl Vfs {
             has_variants: AtomicBool::new(false),
             started: SystemTime::now(),
             facts: Mutex::default(),
-            problems: Mutex::default(),
+            problems: Problems::default(),
             statuses: Mutex::default(),
             listed,
             repaired,
@@ -556,35 +556,6 @@ impl Vfs {
     pub fn space(&self) -> Result<Space> {
         let (block_size, blocks, free) = self.store.space().at(self.store.root())?;
         Ok(Space { block_size, blocks, free, files: self.tree().entries().len() as u64 })
-    }
-
-    /// Logs damage and remembers it for the status; a name that is not there is no damage.
-    fn note(&self, error: &Error, model: Option<&Found>) {
-        if matches!(error, Error::NotFound(_) | Error::Refused(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
-            return;
-        }
-        let text = match model {
-            Some(found) => format!("model {}: {error}{}", found.name, self.tensors_in(error, found)),
-            None => error.to_string(),
-        };
-        tracing::error!("{text}");
-        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
-        if problems.back() != Some(&text) {
-            problems.push_back(text);
-        }
-        while problems.len() > PROBLEMS {
-            problems.pop_front();
-        }
-    }
-
-    /// Which tensors or files of the model a damaged blob holds, in words.
-    fn tensors_in(&self, error: &Error, found: &Found) -> String {
-        let (Error::Damaged { digest, .. }, Ok(model)) = (error, self.store.load(found)) else { return String::new() };
-        let tensors = model.tensors.iter().chain(&model.other_tensors);
-        let tensors = tensors.filter(|tensor| tensor.blob == *digest).map(|tensor| format!("tensor {:?}", tensor.name));
-        let files = model.files.iter().filter(|file| file.blob == *digest).map(|file| format!("file {:?}", file.path));
-        let names: Vec<String> = tensors.chain(files).take(4).collect();
-        if names.is_empty() { String::new() } else { format!("; it holds {}", names.join(", ")) }
     }
 
     /// The inode at a path from the root, `/` between the components.

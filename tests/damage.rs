@@ -103,6 +103,7 @@ fn damaged(damage: impl FnOnce(&PathBuf)) {
     for file in &hurt {
         common::eventually(&format!("{file} can be read again"), || mounted.read(file).is_ok());
     }
+    common::eventually("mended damage is no problem", || mounted.status()["problems"] == serde_json::json!([]));
     let shown = mounted.read("original/llama/code/code/model.safetensors").unwrap();
     assert!(shown == fs::read(store.code().join("model.safetensors")).unwrap());
     assert!(mounted.is_there());

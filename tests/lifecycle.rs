@@ -84,7 +84,9 @@ fn after_a_kill_the_same_place_can_be_mounted_again() {
     mount.child.wait().unwrap();
     let gone = |error: std::io::Error| error.raw_os_error() == Some(libc::ENOTCONN);
     assert!(fs::read_dir(&path).is_err_and(gone));
-    let status = succeed(wmount(["status"]).arg(&path));
+    let output = wmount(["status"]).arg(&path).output().unwrap();
+    let status = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{status}");
     assert!(status.contains("gone") && status.contains("wmount umount"), "{status}");
     succeed(&mut wmount([store.path(), path.clone()]));
     assert_eq!(facts_of_mount(&path), before);

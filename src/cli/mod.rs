@@ -154,7 +154,7 @@ impl Command {
             Command::Rm(args) => done(rm::run(&args)),
             Command::Gc(args) => done(gc::run(&args)),
             Command::Umount(args) => done(umount::run(&args)),
-            Command::Status(args) => done(status::run(&args)),
+            Command::Status(args) => status::run(&args),
             Command::Doctor(args) => doctor::run(&args),
             Command::Demo(args) => done(demo::run(&args)),
             Command::Completions(args) => done(completions::run(&args)),

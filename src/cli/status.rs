@@ -1,13 +1,14 @@
 //! `wmount status`.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use super::output::{count, size, table};
+use super::output::{count, print, print_json, size, table};
 use crate::error::{AtPath, Error, Result};
 use crate::front::mounts::{self, Mounted};
 use crate::model::to_unix;
@@ -26,10 +27,20 @@ pub struct StatusArgs {
 }
 
 /// Prints the state of one mount or of all.
-pub fn run(args: &StatusArgs) -> Result<()> {
-    let states: Vec<Value> = chosen(args)?.iter().map(state).collect();
-    let text = if args.json { format!("{:#}\n", Value::from(states)) } else { text(&states) };
-    io::stdout().write_all(text.as_bytes()).at("stdout")
+///
+/// A mount whose process is gone is a failure, and so is one that was asked for and does not tell.
+pub fn run(args: &StatusArgs) -> Result<ExitCode> {
+    let mounts = chosen(args)?;
+    let states: Vec<Value> = mounts.iter().map(state).collect();
+    let silent = |state: &Value| state.get("error").is_some();
+    let failed = |(mount, state): (&Mounted, &Value)| silent(state) && (args.mountpoint.is_some() || mount.is_dead());
+    let failed = mounts.iter().zip(&states).any(failed);
+    if args.json {
+        print_json(&states)?
+    } else {
+        print(&text(&states))?
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn chosen(args: &StatusArgs) -> Result<Vec<Mounted>> {
@@ -88,7 +99,9 @@ fn one(state: &Value, now: i64) -> String {
         let (line, rows) = said_of(key, value, now);
         text += format!("{:width$}  {line}", label(key)).trim_end();
         text.push('\n');
-        text.extend(table(&rows, &[1, 2]).lines().map(|row| format!("  {row}\n")));
+        // Only layouts have numbers behind their names.
+        let right: &[usize] = if key == "layouts" { &[1, 2] } else { &[] };
+        text.extend(table(&rows, right).lines().map(|row| format!("  {row}\n")));
     }
     text
 }
@@ -120,7 +133,7 @@ fn said_of(key: &str, value: &Value, now: i64) -> (String, Vec<Vec<String>>) {
         (_, Value::Array(list)) if list.is_empty() => ("none".into(), Vec::new()),
         (_, Value::Array(list)) => {
             let row = |value: &Value| match value.get("model") {
-                Some(model) => vec![format!("{}  written {}", word(model), ago(value["written"].as_i64(), now))],
+                Some(model) => vec![word(model), format!("written {}", ago(value["written"].as_i64(), now))],
                 None if key == "waiting" => {
                     let reads = count(value["threads"].as_u64().unwrap_or(0), "read");
                     vec![format!("{}  for {} s, {reads}", word(&value["blob"]), value["seconds"])]
@@ -161,7 +174,7 @@ mod tests {
     fn one_line_for_each_thing_said() {
         let state = json!({
             "mountpoint": "/mnt/w", "started": 1000, "bytes_read": 4096, "problems": [],
-            "models": [{"model": "a:latest", "path": "a/latest", "written": 400}],
+            "models": [{"model": "a:latest", "path": "a/latest", "written": 400}, {"model": "long:latest", "written": 0}],
             "layouts": {"amb": {"reads": 1, "bytes": 4096}, "coreml": {"reads": 0, "bytes": 0}},
         });
         let text = [
@@ -169,8 +182,9 @@ mod tests {
             "started     2 minutes ago",
             "bytes read  4.0 KiB",
             "problems    none",
-            "models      1",
-            "  a:latest  written 12 minutes ago",
+            "models      2",
+            "  a:latest     written 12 minutes ago",
+            "  long:latest  written 19 minutes ago",
             "layouts",
             "  amb      1 read  4.0 KiB",
             "  coreml  0 reads      0 B",

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::error::{AtPath, Error, Result};
-use crate::front::{mounts, unmount};
+use crate::front::{mounts, sys, unmount};
 
 /// How long the serving process is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,6 +34,11 @@ pub fn run(args: &UmountArgs) -> Result<()> {
         let mount = mount.ok_or_else(|| Error::Invalid(format!("{shown} is not mounted; see `wmount status`")))?;
         if !mount.is_wmount() {
             return Err(Error::Invalid(format!("{shown} is a mount of type {}, not a wmount", mount.kind)));
+        }
+        if let Some(user) = mount.user.filter(|user| !sys::is_root() && *user != sys::owner().0) {
+            let what =
+                format!("{shown} was mounted by the user with the id {user}: unmount it as that user, or as root");
+            return Err(Error::Invalid(what));
         }
     }
     let server = if args.lazy { None } else { server_of(&path) };

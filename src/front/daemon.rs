@@ -67,7 +67,7 @@ impl Listener {
             let file = match (log, usual_log(mountpoint)) {
                 (Some(log), _) => Some(open_log(log)?),
                 // A home that cannot be written to is no reason not to mount.
-                (None, usual) => open_log(&usual).ok(),
+                (None, usual) => make_parent(&usual).and_then(|()| open_log(&usual)).ok(),
             };
             if let Some(file) = file {
                 sys::redirect_stderr(&file).at(mountpoint)?;
@@ -127,10 +127,12 @@ pub fn log_to_stderr(usual: &str) {
     let _ = log.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).try_init();
 }
 
+/// Makes the directories of the usual log; one that was asked for is in a directory that is there, or mistyped.
+fn make_parent(log: &Path) -> Result<()> {
+    log.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).at(parent))
+}
+
 fn open_log(log: &Path) -> Result<File> {
-    if let Some(parent) = log.parent() {
-        fs::create_dir_all(parent).at(parent)?;
-    }
     if fs::metadata(log).is_ok_and(|found| found.is_file() && found.len() > LOG_MAX) {
         let mut aside = log.as_os_str().to_owned();
         aside.push(".old");
@@ -179,6 +181,8 @@ mod tests {
     fn a_long_log_is_put_aside() {
         let place = tempfile::tempdir().unwrap();
         let log = place.path().join("state/w.log");
+        assert!(open_log(&log).is_err(), "no directory is made for a log that was asked for");
+        make_parent(&log).unwrap();
         open_log(&log).unwrap().set_len(LOG_MAX + 1).unwrap();
         open_log(&log).unwrap();
         assert_eq!(fs::metadata(&log).unwrap().len(), 0);

@@ -1,5 +1,5 @@
-//! Looks every second at what goes wrong without a request that could tell of it: blobs that are cut while the kernel
-//! reads them, and blobs that do not answer.
+//! Looks every second at what happens without a request that could tell of it: blobs that are cut while the kernel
+//! reads them, blobs that do not answer, and damage that was mended.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -34,8 +34,11 @@ impl Lookout {
         vfs.describe(FACT, json!([]));
         let (mut looks, mut told, shown) = (Looks::default(), HashSet::new(), vfs.clone());
         let waits = every("waits", move || tell(&shown, &lanes, &looks.look(), &mut told))?;
-        let cuts = every("cuts", move || passthrough.look(&vfs))?;
-        Ok(Lookout { _stop: [waits, cuts] })
+        let blobs = every("blobs", move || {
+            passthrough.look(&vfs);
+            vfs.review_problems();
+        })?;
+        Ok(Lookout { _stop: [waits, blobs] })
     }
 }
 

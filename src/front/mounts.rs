@@ -17,6 +17,8 @@ pub struct Mounted {
     pub kind: String,
     /// What is mounted; of a wmount, the store.
     pub source: PathBuf,
+    /// The user who made a FUSE mount.
+    pub user: Option<u32>,
 }
 
 impl Mounted {
@@ -51,10 +53,11 @@ pub fn at(path: &Path) -> io::Result<Option<Mounted>> {
     Ok(all()?.into_iter().rfind(|mount| mount.mountpoint == path))
 }
 
-/// The canonical form of a path that may be a mountpoint whose server is gone.
+/// The canonical form of a path that may be a mountpoint whose server is gone, or that is another user's.
 pub fn canonical(path: &Path) -> io::Result<PathBuf> {
+    let is_mute = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::EACCES));
     match (path.canonicalize(), path.parent(), path.file_name()) {
-        (Err(error), Some(parent), Some(name)) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+        (Err(error), Some(parent), Some(name)) if is_mute(&error) => {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             Ok(parent.canonicalize()?.join(name))
         }
@@ -71,7 +74,9 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = fields.skip_while(|&field| field != b"-").skip(1);
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = path_of(fields.next()?);
-    Some(Mounted { id, mountpoint, kind, source })
+    let mut options = fields.next().unwrap_or_default().split(|&byte| byte == b',');
+    let user = options.find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok());
+    Some(Mounted { id, mountpoint, kind, source, user })
 }
 
 /// Undoes the kernel's `\040` for space, and the like.
@@ -109,6 +114,7 @@ mod tests {
         assert_eq!(mount.mountpoint, Path::new("/mnt/my models\\"));
         assert_eq!(mount.source, Path::new("/srv/a\tb"));
         assert!(mount.is_wmount());
+        assert_eq!(mount.user, Some(0));
     }
 
     #[test]

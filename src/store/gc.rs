@@ -21,6 +21,8 @@ pub struct GcReport {
     pub removed: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Files that a mount with `--ingest` left unfinished.
+    pub unfinished: u64,
     /// Removed models whose files a mount still has open; their blobs go at a later `gc`.
     pub in_use: u64,
 }
@@ -102,7 +104,7 @@ impl Store {
             reached.extend(self.manifest(&found)?.blobs().map(|layer| layer.digest));
         }
         let mut report = GcReport { in_use: self.reach_removed(&mut reached)?, ..GcReport::default() };
-        self.clean_ingest()?;
+        let taken = self.clean_ingest()?;
         let dir = self.root.join("blobs");
         for name in children(&dir)? {
             // What has no blob's name is not ours to remove: ollama keeps partial downloads here.
@@ -121,6 +123,12 @@ impl Store {
         if report.removed > 0 {
             // Which blob a memo speaks of is not in its name; those still needed are made again.
             let _ = fs::remove_dir_all(self.own_path("memo")?);
+        }
+        for (name, len) in taken {
+            let number =
+                if Digest::from_file_name(&name).is_some() { &mut report.removed } else { &mut report.unfinished };
+            *number += 1;
+            report.bytes += len;
         }
         Ok(report)
     }

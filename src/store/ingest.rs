@@ -216,15 +216,20 @@ impl Store {
         self.try_lock_file(LOCK)
     }
 
-    /// Removes what a mount with `--ingest` left unfinished, if none is there.
-    pub(super) fn clean_ingest(&self) -> Result<()> {
+    /// Removes what a mount with `--ingest` left behind, if none is there; names and lengths of the files.
+    pub(super) fn clean_ingest(&self) -> Result<Vec<(String, u64)>> {
         let dir = self.own_path(DIR)?;
+        let mut removed = Vec::new();
         if dir.exists()
             && let Some(_lock) = self.try_ingest()?
         {
+            for name in children(&dir)? {
+                let len = fs::symlink_metadata(dir.join(&name)).map_or(0, |found| found.len());
+                removed.push((name, len));
+            }
             fs::remove_dir_all(&dir).at(dir)?;
         }
-        Ok(())
+        Ok(removed)
     }
 }
 
@@ -292,7 +297,8 @@ mod tests {
         dir.finish(&path, &Progress::default(), &blob).expect("it has this content");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o444);
         drop(dir);
-        store.gc().expect("gc");
+        let report = store.gc().expect("gc");
+        assert_eq!((report.removed, report.unfinished, report.bytes), (1, 1, 16));
         assert!(!place.path().join(".wmount/ingest").exists());
     }
 }

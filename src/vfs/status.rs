@@ -49,7 +49,6 @@ impl Vfs {
             json!({"model": found.name.to_string(), "path": entry.path, "written": seconds(found.written)})
         };
         let (reads, bytes) = self.meters.total();
-        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut status = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "store": self.store.root(),
@@ -59,7 +58,7 @@ impl Vfs {
             "reads": reads,
             "bytes_read": bytes,
             "layouts": self.meters.json(),
-            "problems": problems,
+            "problems": self.problems.texts(),
         });
         if let Some(status) = status.as_object_mut() {
             if let Some((blobs, bytes)) = self.store.checked() {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import BINARY
+from harness import BINARY, Mount
 
 USER = 65534 if os.geteuid() == 0 else os.geteuid()
 
@@ -69,6 +69,19 @@ def test_who_may_not_write_is_told_who_may(home):
         done = as_user(home, "gc", "-s", home / "store")
         line = done.stderr.decode()
         assert done.returncode == 1 and ".wmount/lock: Permission denied" in line and "user with the id 0" in line, line
+
+
+def test_what_another_user_mounted_is_told_as_that(home, small, tmp_path):
+    if os.geteuid() == 0:
+        at = home / "roots"
+        at.mkdir()
+        with Mount(small, at):
+            done = as_user(home, "umount", at)
+            line = done.stderr.decode()
+            assert done.returncode == 1 and "user with the id 0" in line and "fusermount" not in line, line
+            done = as_user(home, "status", at)
+            assert done.returncode == 1 and "mounted by another user" in done.stdout.decode()
+            assert as_user(home, "status").returncode == 0
 
 
 HIDDEN = """

@@ -1,0 +1,124 @@
+//! Damage that was met, for the log and the status: told of until the file that was damaged is another one.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Vfs;
+use crate::error::Error;
+use crate::store::Found;
+
+/// Problems that the status remembers.
+const MOST: usize = 20;
+
+/// The newest problems.
+#[derive(Debug, Default)]
+pub(super) struct Problems(Mutex<VecDeque<Problem>>);
+
+#[derive(Debug)]
+struct Problem {
+    text: String,
+    /// The damaged file as it was.
+    file: Option<(PathBuf, Version)>,
+}
+
+/// Inode, length and time of a file; `None` if it is missing.
+type Version = Option<(u64, u64, i64, i64)>;
+
+fn version(path: &Path) -> Version {
+    let found = fs::metadata(path).ok()?;
+    Some((found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+}
+
+impl Problems {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Problem>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, text: String, file: Option<PathBuf>) {
+        let file = file.map(|path| (path.clone(), version(&path)));
+        let mut problems = self.lock();
+        problems.retain(|problem| problem.text != text);
+        problems.push_back(Problem { text, file });
+        while problems.len() > MOST {
+            problems.pop_front();
+        }
+    }
+
+    /// What the status says, the newest last.
+    pub fn texts(&self) -> Vec<String> {
+        self.lock().iter().map(|problem| problem.text.clone()).collect()
+    }
+
+    /// Forgets those whose files are others than they were.
+    fn review(&self) {
+        let files: Vec<_> = self.lock().iter().filter_map(|problem| problem.file.clone()).collect();
+        // Without the lock: a file system that does not answer holds up nobody who has a problem to tell.
+        let changed: Vec<_> = files.into_iter().filter(|(path, was)| version(path) != *was).collect();
+        self.lock().retain(|problem| !problem.file.as_ref().is_some_and(|file| changed.contains(file)));
+    }
+}
+
+impl Vfs {
+    /// Forgets the problems of files that were mended; a new one is told of when it is met.
+    pub fn review_problems(&self) {
+        self.problems.review();
+    }
+
+    /// Logs damage and remembers it for the status; a name that is not there is no damage.
+    pub(super) fn note(&self, error: &Error, model: Option<&Found>) {
+        if matches!(error, Error::NotFound(_) | Error::Refused(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
+            return;
+        }
+        let text = match model {
+            Some(found) => format!("model {}: {error}{}", found.name, self.tensors_in(error, found)),
+            None => error.to_string(),
+        };
+        tracing::error!("{text}");
+        let file = match error {
+            Error::Damaged { digest, .. } => Some(self.store.blob_path(digest)),
+            Error::Io { path, .. } | Error::Format { path, .. } => Some(path.clone()),
+            _ => None,
+        };
+        self.problems.add(text, file);
+    }
+
+    /// Which tensors or files of the model a damaged blob holds, in words.
+    fn tensors_in(&self, error: &Error, found: &Found) -> String {
+        let (Error::Damaged { digest, .. }, Ok(model)) = (error, self.store.load(found)) else { return String::new() };
+        let tensors = model.tensors.iter().chain(&model.other_tensors);
+        let tensors = tensors.filter(|tensor| tensor.blob == *digest).map(|tensor| format!("tensor {:?}", tensor.name));
+        let files = model.files.iter().filter(|file| file.blob == *digest).map(|file| format!("file {:?}", file.path));
+        let names: Vec<String> = tensors.chain(files).take(4).collect();
+        if names.is_empty() { String::new() } else { format!("; it holds {}", names.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_is_told_until_its_file_is_another() {
+        let place = tempfile::tempdir().unwrap();
+        let (missing, short) = (place.path().join("missing"), place.path().join("short"));
+        fs::write(&short, "x").unwrap();
+        let problems = Problems::default();
+        for (text, file) in [("a", &missing), ("b", &short), ("a", &missing)] {
+            problems.add(text.into(), Some(file.clone()));
+        }
+        problems.add("c".into(), None);
+        problems.review();
+        assert_eq!(problems.texts(), ["b", "a", "c"]);
+        fs::write(&missing, "there").unwrap();
+        problems.review();
+        assert_eq!(problems.texts(), ["b", "c"]);
+        fs::write(&short, "whole").unwrap();
+        problems.review();
+        assert_eq!(problems.texts(), ["c"]);
+        (0..30).for_each(|number| problems.add(number.to_string(), None));
+        assert_eq!(problems.texts().len(), MOST);
+    }
+}
