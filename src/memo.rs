@@ -12,7 +12,7 @@ use crate::model::to_unix;
 use crate::store::{Found, Store};
 
 /// To be raised when a layout comes to show other models than before.
-const RULES: u32 = 2;
+const RULES: u32 = 3;
 /// Its file in `.wmount/`.
 const FILE: &str = "memo.json";
 

@@ -135,9 +135,9 @@ const TORCH: [(Dtype, &str); 19] = [
     (Dtype::U64, "uint64"),
 ];
 
-/// The file name that exporters give a tensor, without its extension.
+/// The file name that exporters give a tensor, without its extension. Theirs have no slash, which no file name may have.
 pub fn file_stem(name: &str) -> String {
-    name.replace('.', "__")
+    name.replace(['.', '/'], "__")
 }
 
 /// Parses a manifest. The files themselves are checked by [`Entry::check_len`].

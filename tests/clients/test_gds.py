@@ -54,6 +54,21 @@ def check_export(directory, expected: dict, extension: str, cast=None):
     assert {p.name for p in directory.iterdir()} == {e["path"] for e in manifest.values()} | {"manifest.json"}
 
 
+def test_a_package_that_joins_takes_no_file_from_the_others(store, models):
+    """A constant that differs stands below the name of its package, and no file name has a slash."""
+    for package in ("minilm-s32", "minilm-other"):
+        store.add(models / f"{package}.mlpackage", name="encoder")
+    shown = store.json("show", "encoder")
+    names = {tensor["name"]: tensor for tensor in shown["tensors"]}
+    (joined,) = [name for name in names if name.startswith("minilm-other/")]
+    assert shown["layouts"]["gds_export"]["shown"], shown["layouts"]["gds_export"]
+    manifest = json.loads(store.run("cat", "gds_export/encoder/latest/manifest.json").stdout)
+    assert manifest.keys() == names.keys()
+    path = manifest[joined]["path"]
+    assert path == joined.replace("/", "__") + ".bin"
+    assert len(store.run("cat", f"gds_export/encoder/latest/{path}").stdout) == names[joined]["bytes"]
+
+
 @pytest.mark.parametrize("model", IMPORTED)
 def test_every_file_is_its_tensor(world, model):
     expected = readers.safetensors_dir(world.sources[model][0])
@@ -171,7 +186,7 @@ def test_f16_is_refused_where_values_would_become_infinite(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names, word", [(["a.b", "a__b"], "same file"), (["a/b"], "file name"), (["x" * 260], "file name")]
+    "names, word", [(["a.b", "a__b"], "same file"), (["a.b", "a/b"], "same file"), (["x" * 260], "file name")]
 )
 def test_names_that_make_no_files_hide_the_model(store, tmp_path, names, word):
     save_file({name: np.ones(2, np.float32) for name in names}, tmp_path / "model.safetensors")
