@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use common::{Store, digest_of, refuse, succeed};
+use common::{Store, digest_of, refuse, succeed, words};
 use wmount::sample::LanguageModel;
 
 /// The same sizes as the other sample models, but other weights.
@@ -60,6 +60,36 @@ fn packages_join_a_model_and_share_its_tensors() {
     let vfs = store.vfs();
     let links = |shape| vfs.resolve(&format!("coreml/llama/chat/{}", package_file(shape))).unwrap();
     assert_eq!((links("s1").ino, links("s1").nlink), (links("s64").ino, 4));
+}
+
+#[test]
+fn a_directory_of_models_is_refused_and_one_model_with_others_files_says_what_it_took() {
+    let store = Store::of_two();
+    let everything = store.dir.path().join("everything");
+    fs::create_dir(&everything).unwrap();
+    for dir in [store.chat(), store.code(), store.package("s2", 2, &other(7))] {
+        fs::rename(&dir, everything.join(dir.file_name().unwrap())).unwrap();
+    }
+    refused(&store, "all", &[&everything], "everything holds 2 models and is none itself");
+    fs::remove_dir_all(everything.join("code")).unwrap();
+    fs::write(everything.join("chat/lora.gguf"), "GGUF").unwrap();
+    let said = store.run(&["import", everything.to_str().unwrap(), "-n", "all"]);
+    for line in ["all:latest: everything (safetensors)", "  components     chat", "  kept as files  s2.mlpackage;"] {
+        assert!(said.contains(line), "{said}");
+    }
+    assert!(said.contains("  kept as files  chat/lora.gguf;") && !said.contains("joins"), "{said}");
+}
+
+#[test]
+fn an_import_says_which_model_it_joined() {
+    let store = Store::of_two();
+    let package = store.package("s2", 2, &other(7));
+    let said = store.run(&["import", package.to_str().unwrap(), "-n", "llama:chat"]);
+    assert!(said.starts_with("llama:chat: s2.mlpackage\n"), "{said}");
+    assert!(said.contains("  joins          chat (safetensors), s1.mlpackage, s8.mlpackage\n"), "{said}");
+    // Once more it is the model itself.
+    let report = store.add("llama:code", &[&store.code()]);
+    assert_eq!(report["joined"], serde_json::json!([]));
 }
 
 #[test]
@@ -145,10 +175,13 @@ fn every_damaged_input_is_refused_and_leaves_the_store_as_it_was() {
 }
 
 #[test]
-fn a_name_that_is_none_is_refused() {
+fn a_name_that_is_none_is_misuse() {
     let store = Store::of_two();
+    let before = store.listing();
     for name in ["", "../x", "a b", "a:b:c", "/etc", ":"] {
-        refused(&store, name, &[&store.chat()], "name");
+        let output = store.import(name, &[&store.chat()]).output().unwrap();
+        assert!(output.status.code() == Some(2) && words(&output).contains("--name"), "{name:?}: {output:?}");
+        assert_eq!(store.listing(), before);
     }
 }
 

@@ -89,9 +89,18 @@ fn text(report: &ImportReport) -> String {
     let counts = |counts: &Counts| {
         format!("{}, {}, {}", count(counts.tensors, "tensor"), count(counts.files, "file"), size(counts.bytes))
     };
-    let mut text = format!("{}: {}\n", report.model, report.sources.join(", "));
+    let sources = if report.formats.is_empty() { &report.sources } else { &report.formats };
+    let mut text = format!("{}: {}\n", report.model, sources.join(", "));
+    for (what, list) in [("joins", &report.joined), ("components", &report.components)] {
+        if !list.is_empty() {
+            text += &format!("  {what:<13}  {}\n", list.join(", "));
+        }
+    }
     text += &format!("  added          {}\n", counts(&report.added));
     text += &format!("  already there  {} saved\n", counts(&report.present));
+    for path in &report.kept {
+        text += &format!("  kept as files  {path}; imported by itself, it is shown in its layouts\n");
+    }
     for path in &report.skipped {
         text += &format!("  not imported   {}\n", path.display());
     }

@@ -1,7 +1,7 @@
 //! Copying models from another store: their blobs are linked, cloned or, where the file system can do neither, copied.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
@@ -105,7 +105,7 @@ fn copy_one(
         sources: vec![from.root().display().to_string()],
         added,
         present,
-        skipped: Vec::<PathBuf>::new(),
+        ..ImportReport::default()
     })
 }
 

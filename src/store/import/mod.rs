@@ -14,6 +14,7 @@ mod pieces;
 mod plan;
 mod salvage;
 mod scan;
+mod told;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -65,12 +66,20 @@ pub struct Counts {
 }
 
 /// What an import did.
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, Default, serde::Serialize)]
 pub struct ImportReport {
     /// The model's name.
     pub model: String,
     /// What was imported into it, by name.
     pub sources: Vec<String>,
+    /// The same with their formats.
+    pub formats: Vec<String>,
+    /// What the model had before and keeps, with formats.
+    pub joined: Vec<String>,
+    /// The directories whose tensors are those of components.
+    pub components: Vec<String>,
+    /// What has a format of its own, and is kept as files since it lies in the directory of another.
+    pub kept: Vec<String>,
     /// Written to the store.
     pub added: Counts,
     /// In the store already: bytes that were not written again.
@@ -101,6 +110,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
             "{weights} of the paths hold weights: a model has one set of weights, import the others by other names"
         )));
     }
+    told::check_one_model(&plans)?;
     let store = Store::create(root)?;
     let lock = store.lock()?;
     let existing = match (store.find_one(&name), options.replace) {
@@ -118,6 +128,10 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     let report = ImportReport {
         model: name.to_string(),
         sources: plans.iter().map(|plan| plan.name.clone()).collect(),
+        formats: plans.iter().map(|plan| told::named(&plan.name, plan.kind)).collect(),
+        joined: existing.as_ref().map_or_else(Vec::new, |(_, model)| told::joined(model, &plans)),
+        components: plans.iter().flat_map(told::components).collect(),
+        kept: plans.iter().flat_map(told::kept).collect(),
         added: stored.added,
         present: stored.present,
         skipped: plans.iter().flat_map(|plan| plan.scan.skipped.iter().cloned()).collect(),
