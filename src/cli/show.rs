@@ -73,7 +73,7 @@ fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_
                 "digest": tensor.blob})
         })
         .collect();
-    let file = |file: &crate::model::SmallFile| json!({"name": file.path, "bytes": file.len, "digest": file.blob});
+    let file = |file: &crate::model::SmallFile| json!({"name": file.path, "bytes": file.len, "digest": file.blob, "fault": files.fault(file)});
     let weights = model
         .weights
         .iter()
@@ -169,7 +169,9 @@ fn text(model: &Value) -> String {
     let files = list("files");
     if !files.is_empty() {
         text += "\nfiles\n";
-        text += &indent(files.iter().map(|file| vec![word(&file["name"]), bytes(file)]).collect(), &[1]);
+        let fault = |file: &Value| file["fault"].as_str().map(|why| format!("not read: {why}")).unwrap_or_default();
+        let row = |file: &Value| vec![word(&file["name"]), bytes(file), fault(file)];
+        text += &indent(files.iter().map(row).collect(), &[1]);
     }
     let weights = list("weights");
     if !weights.is_empty() {

@@ -178,11 +178,26 @@ impl Files<'_> {
         bytes.map_err(|fault| Error::Invalid(fault.to_string()))
     }
 
-    /// A small file of the model parsed as a JSON object; `None` if the model has none or it is no object, or one of
-    /// more values than any config or tokenizer has.
+    /// A small file of the model parsed as a JSON object; `None` if the model has none. One that is no object, or has
+    /// more values than any config or tokenizer, is passed over with a log line.
     pub fn json(&self, model: &Model, path: &str) -> Result<Option<serde_json::Map<String, serde_json::Value>>> {
         let Some(file) = model.file(path) else { return Ok(None) };
-        Ok(json::object(&self.read(file)?).ok())
+        let object = json::object(&self.read(file)?);
+        let told = object.inspect_err(|fault| tracing::warn!("model {}: {path} is passed over: {fault}", model.name));
+        Ok(told.ok())
+    }
+
+    /// Why layouts pass over a small file, if they do.
+    pub fn fault(&self, file: &SmallFile) -> Option<String> {
+        /// What they read, be it of the model proper or of a component.
+        const READ: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.json"];
+        if !READ.contains(&file.path.rsplit('/').next()?) {
+            return None;
+        }
+        match self.read(file) {
+            Ok(text) => json::object(&text).err().map(|fault| fault.to_string()),
+            Err(error) => Some(error.to_string()),
+        }
     }
 }
 

@@ -123,3 +123,19 @@ def test_every_amb_file_of_the_tree_can_be_read(world):
     assert len(files) >= len(SHOWN)
     for file in files:
         assert readers.amb(file).tensors, file
+
+
+def test_a_config_that_is_too_much_is_told(store, tmp_path):
+    """It is kept as it was imported, and layouts do without it."""
+    source = tmp_path / "model"
+    source.mkdir()
+    save_file({"a": np.ones(2, np.float32)}, source / "model.safetensors")
+    (source / "config.json").write_text('{"a":[' + "0," * (5 << 20) + "0]}")
+    store.add(source, name="model")
+    (config,) = store.json("show", "model")["files"]
+    assert "more than" in config["fault"]
+    assert f"not read: {config['fault']}" in store.run("show", "model").stdout.decode()
+    shown = store.run("cat", "amb/model/latest.amb")
+    assert "config.json is passed over" in shown.stderr.decode()
+    (tmp_path / "model.amb").write_bytes(shown.stdout)
+    assert readers.amb(tmp_path / "model.amb").config in (None, {})
