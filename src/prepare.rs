@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::digest::{Digest, PairHasher};
 use crate::error::{Error, Result};
 use crate::extent::{Blobs, Computed, ExtentBytes};
-use crate::format::safetensors::{blob_header, named_header};
+use crate::format::Form;
 use crate::model::Tensor;
-use crate::store::Form;
 use crate::tree::{Body, Node};
 
 /// The computations below a node that need a survey of their tensor, the longest first.
@@ -63,11 +62,7 @@ pub fn form_digests(
 /// Reads the tensor's blob once for both digests, its own and that of the form.
 fn form_digest(tensor: &Tensor, form: Form, blobs: &dyn Blobs, advance: &(dyn Fn(u64) + Sync)) -> Result<Digest> {
     const CHUNK: u64 = 1 << 20;
-    let header = match form {
-        Form::Today => named_header(&tensor.name, tensor.dtype, &tensor.shape, tensor.len),
-        Form::Seed => blob_header(tensor.dtype, &tensor.shape, tensor.len),
-    };
-    let mut hashers = PairHasher::new(b"", &header);
+    let mut hashers = PairHasher::new(b"", &form.header_of(tensor));
     // The pieces begin at the tensor's first byte, so none is in part before it.
     let mut buf = vec![0; CHUNK.min(tensor.blob_len) as usize];
     let mut at = 0;

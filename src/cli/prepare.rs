@@ -7,10 +7,10 @@ use super::output::{Bar, count, print, print_json, size};
 use super::variant::{Named, Variant};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
+use crate::format::Form;
 use crate::layout;
 use crate::model::{ModelName, Tensor};
 use crate::prepare::{form_digests, prepare, surveyed};
-use crate::store::Form;
 use crate::store::import::Progress;
 use crate::tree::Tree;
 
@@ -82,14 +82,12 @@ fn prepare_form(args: &PrepareArgs, name: &ModelName, form: Form) -> Result<()> 
     let found = store.find_one(name)?;
     let model = store.load(&found)?;
     model.check_whole()?;
-    let directory = form.layout();
-    let layout = layout::all().into_iter().find(|layout| layout.name() == directory);
-    let layout = layout.ok_or_else(|| Error::NotFound(directory.into()))?;
+    let layout = layout::of_form(form);
     // Whether it can be shown at all does not depend on what the digests are.
     let mut shown = model.clone();
     let unknown = |tensor: &&mut Tensor| form.digest(tensor).is_none();
     shown.tensors.iter_mut().filter(unknown).for_each(|tensor| form.set_digest(tensor, Digest::of(b"")));
-    layout.expresses(&shown).map_err(|why| Error::Invalid(format!("{directory}/ cannot show {name}: {why}")))?;
+    layout.expresses(&shown).map_err(|why| Error::Invalid(format!("{}/ cannot show {name}: {why}", layout.name())))?;
     let missing: Vec<&Tensor> = model.tensors.iter().filter(|tensor| form.digest(tensor).is_none()).collect();
     let bytes = missing.iter().map(|tensor| tensor.blob_len).sum();
     if !missing.is_empty() {

@@ -84,13 +84,13 @@ fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_
     };
     let programs = model.programs().map(|source| json!(source.name)).collect::<Vec<_>>();
     let mut layouts = Map::new();
+    if let Some(Variant::Form(form)) = variant {
+        let layout = layout::of_form(form);
+        layouts.insert(layout.name().into(), place_in(layout, model, path));
+    }
     for base in layout::all() {
         match variant {
-            Some(Variant::Form(form)) => {
-                if base.name() == form.layout() {
-                    layouts.insert(base.name().into(), place_in(base, model, path));
-                }
-            }
+            Some(Variant::Form(_)) => {}
             Some(Variant::Computed(variant)) => {
                 let place = match base.variants().iter().find(|(name, _)| *name == variant) {
                     Some((name, layout)) => variant_in(*layout, model, &format!("{path}@{name}"), files)?,

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::str::FromStr;
 
+use crate::format::Form;
 use crate::layout;
 use crate::model::ModelName;
-use crate::store::Form;
 
 /// A variant, or a form that ollama stores models in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

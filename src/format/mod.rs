@@ -4,6 +4,7 @@
 //! allocates nothing from a count it has not held against the length, and never panics.
 
 pub mod amb;
+mod form;
 #[doc = include_str!("fuzzing.md")]
 pub mod fuzzing {}
 pub mod gds;
@@ -22,6 +23,8 @@ use std::borrow::Cow;
 use crate::digest::Digest;
 use crate::error::{Error, Fault};
 use crate::extent::Blobs;
+
+pub use form::Form;
 
 /// The most tensors that a container may have: what is kept of each takes a few hundred bytes.
 pub(crate) const MAX_TENSORS: usize = 1 << 20;

@@ -20,7 +20,7 @@ use std::time::SystemTime;
 
 use crate::error::{Error, Fault, Result};
 use crate::extent::{Blobs, ExtentMap};
-use crate::format::{Bytes, json, past_the_end};
+use crate::format::{Bytes, Form, json, past_the_end};
 use crate::model::{Model, ModelName, SmallFile, Source};
 
 pub use coreml::{Shape, Unshared, shapes};
@@ -234,11 +234,19 @@ pub fn all() -> [&'static dyn Layout; COUNT] {
         &gguf::Gguf::Plain,
         &gguf::Gguf::LmStudio,
         &ollama::Ollama::Plain,
-        &ollama::Ollama::Seed,
-        &ollama::Ollama::Today,
+        &ollama::Ollama::In(Form::Seed),
+        &ollama::Ollama::In(Form::Today),
         &original::Original,
         &safetensors::Safetensors,
     ]
+}
+
+/// The layout that has every model in this form, stored so or not.
+pub fn of_form(form: Form) -> &'static dyn Layout {
+    match form {
+        Form::Today => &ollama::Ollama::In(Form::Today),
+        Form::Seed => &ollama::Ollama::In(Form::Seed),
+    }
 }
 
 /// The anchor of layouts that give each model a directory.

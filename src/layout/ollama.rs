@@ -16,8 +16,8 @@ use super::{Anchor, AnchorKind, Branch, Files, Layout, VirtualFile};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
+use crate::format::Form;
 use crate::format::ollama::{self as format, Layer, Manifest};
-use crate::format::safetensors::{blob_header, named_header};
 use crate::model::{Foreign, Model, ModelName, SmallFile, Tensor};
 
 /// The three directories.
@@ -25,10 +25,8 @@ use crate::model::{Foreign, Model, ModelName, SmallFile, Tensor};
 pub(super) enum Ollama {
     /// What others stored as they left it, and what wmount imported as today's ollama reads it.
     Plain,
-    /// What ollama read when it first stored single tensors.
-    Seed,
-    /// What others stored in that form, as today's ollama reads it.
-    Today,
+    /// What is in this form, stored so or not: of [`Form::Today`] only what `ollama/` has in another.
+    In(Form),
 }
 
 /// The files of one model in the making.
@@ -72,8 +70,8 @@ impl Layout for Ollama {
     fn name(&self) -> &'static str {
         match self {
             Ollama::Plain => "ollama",
-            Ollama::Seed => "ollama@seed",
-            Ollama::Today => "ollama@today",
+            Ollama::In(Form::Seed) => "ollama@seed",
+            Ollama::In(Form::Today) => "ollama@today",
         }
     }
 
@@ -84,25 +82,20 @@ impl Layout for Ollama {
         if model.tensors.is_empty() {
             return Err("it has no safetensors weights".into());
         }
-        let is_stored = |tensor: &Tensor| tensor.named == Some(tensor.blob);
-        let is_today = model.foreign.is_none() || model.tensors.iter().all(is_stored);
+        let (form, is_today_only) = (self.form(), *self == Ollama::In(Form::Today));
+        let is_today = model.foreign.is_none() || model.tensors.iter().all(|tensor| Form::Today.is_stored(tensor));
         // What another program stored is in ollama/ as it is, config or not.
-        if *self == Ollama::Today && is_today && model.foreign.is_some() {
+        if is_today_only && is_today && model.foreign.is_some() {
             return Err("ollama/ shows it in this form".into());
         }
-        if *self != Ollama::Seed && model.file("config.json").is_none() {
+        if form != Form::Seed && model.file("config.json").is_none() {
             return Err("it has no config.json, which ollama needs".into());
         }
-        if *self == Ollama::Today && is_today {
+        if is_today_only && is_today {
             return Err("ollama/ shows it in this form".into());
         }
-        let (known, form): (fn(&Tensor) -> Option<Digest>, _) = match self {
-            Ollama::Seed => (|tensor| tensor.plain, "seed"),
-            _ => (|tensor| tensor.named, "today"),
-        };
-        let is_own = |tensor: &Tensor| known(tensor) == Some(tensor.blob);
-        let unknown = model.tensors.iter().find(|tensor| known(tensor).is_none());
-        match (unknown, model.tensors.iter().find(|tensor| !is_own(tensor) && !is_alone(tensor))) {
+        let unknown = model.tensors.iter().find(|tensor| form.digest(tensor).is_none());
+        match (unknown, model.tensors.iter().find(|tensor| !form.is_stored(tensor) && !is_alone(tensor))) {
             (_, Some(tensor)) if model.foreign.is_some() => {
                 Err(format!("tensor {:?} shares its blob, which this form has no words for", tensor.name))
             }
@@ -111,7 +104,7 @@ impl Layout for Ollama {
                 Err(format!("the digest of tensor {:?} with its name was not computed", tensor.name))
             }
             (Some(_), _) => {
-                let name = &model.name;
+                let (name, form) = (&model.name, form.name());
                 Err(format!("its digests in this form are not known; `wmount prepare {name}@{form}` computes them"))
             }
         }
@@ -134,61 +127,65 @@ impl Layout for Ollama {
     fn plan(&self, model: &Model, files: Files<'_>) -> Result<Vec<Branch>> {
         match (self, &model.foreign) {
             (Ollama::Plain, Some(foreign)) => Ok(verbatim(foreign, model)),
-            (Ollama::Seed, Some(foreign)) if model.tensors.iter().all(|tensor| tensor.plain == Some(tensor.blob)) => {
+            (Ollama::In(Form::Seed), Some(foreign)) if model.tensors.iter().all(|it| Form::Seed.is_stored(it)) => {
                 Ok(verbatim(foreign, model))
             }
-            (_, Some(foreign)) => self.convert(foreign, model),
-            (Ollama::Seed, None) => seed(model, files),
+            (Ollama::In(form), Some(foreign)) => convert(*form, foreign, model),
+            (Ollama::In(Form::Seed), None) => seed(model, files),
             (_, None) => today(model, files),
         }
     }
 }
 
 impl Ollama {
-    /// What another program stored, with the tensors in this form and everything else as it is.
-    fn convert(self, foreign: &Foreign, model: &Model) -> Result<Vec<Branch>> {
-        let manifest = Manifest::parse(&foreign.manifest).map_err(|fault| Error::Invalid(fault.to_string()))?;
-        let lens: HashMap<Digest, u64> = foreign.blobs.iter().copied().collect();
-        let by_name: HashMap<&str, &Tensor> = model.tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
-        let by_blob: HashMap<Digest, &Tensor> = model.tensors.iter().map(|tensor| (tensor.blob, tensor)).collect();
-        let mut shelf = Shelf { model, blobs: Branch::dir() };
-        let config = shelf.keep(manifest.config, &lens);
-        let mut layers = Vec::new();
-        for mut layer in manifest.layers {
-            if layer.media_type != format::TENSOR {
-                if self == Ollama::Today && layer.media_type == format::JSON_OLD {
-                    layer.media_type = format::JSON.into();
-                }
-                layers.push(shelf.keep(layer, &lens));
-                continue;
-            }
-            // A blob that several layers name has one tensor under several names, unless the names are in the blob.
-            let of_layer = by_name.get(&*layer.name).filter(|tensor| tensor.blob == layer.digest);
-            let Some(tensor) = of_layer.or_else(|| by_blob.get(&layer.digest)) else { continue };
-            let (digest, header) = match self {
-                Ollama::Seed => (tensor.plain, blob_header(tensor.dtype, &tensor.shape, tensor.len)),
-                _ => (tensor.named, named_header(&tensor.name, tensor.dtype, &tensor.shape, tensor.len)),
-            };
-            // It was known when the model was last looked at.
-            let gone =
-                || Error::Invalid(format!("{}: its digests in {} are gone: prepare it", model.name, self.name()));
-            let digest = digest.ok_or_else(gone)?;
-            if digest == layer.digest {
-                layers.push(shelf.keep(layer, &lens));
-                continue;
-            }
-            let mut content = ExtentMap::from_bytes(header);
-            tensor.push_to(&mut content);
-            let mut new = shelf.add(format::TENSOR, &tensor.name, digest, content);
-            if self == Ollama::Seed {
-                new.dtype = tensor.dtype.name().into();
-                new.shape = Some(tensor.shape.clone());
-            }
-            layers.push(new);
+    /// The form of the tensors that wmount imported.
+    fn form(self) -> Form {
+        match self {
+            Ollama::Plain => Form::Today,
+            Ollama::In(form) => form,
         }
-        let manifest = Manifest::new(config, layers);
-        Ok(shelf.finish(if self == Ollama::Seed { manifest.to_bytes() } else { manifest.to_go_bytes() }))
     }
+}
+
+/// What another program stored, with the tensors in this form and everything else as it is.
+fn convert(form: Form, foreign: &Foreign, model: &Model) -> Result<Vec<Branch>> {
+    let manifest = Manifest::parse(&foreign.manifest).map_err(|fault| Error::Invalid(fault.to_string()))?;
+    let lens: HashMap<Digest, u64> = foreign.blobs.iter().copied().collect();
+    let by_name: HashMap<&str, &Tensor> = model.tensors.iter().map(|tensor| (&*tensor.name, tensor)).collect();
+    let by_blob: HashMap<Digest, &Tensor> = model.tensors.iter().map(|tensor| (tensor.blob, tensor)).collect();
+    let mut shelf = Shelf { model, blobs: Branch::dir() };
+    let config = shelf.keep(manifest.config, &lens);
+    let mut layers = Vec::new();
+    for mut layer in manifest.layers {
+        if layer.media_type != format::TENSOR {
+            if form == Form::Today && layer.media_type == format::JSON_OLD {
+                layer.media_type = format::JSON.into();
+            }
+            layers.push(shelf.keep(layer, &lens));
+            continue;
+        }
+        // A blob that several layers name has one tensor under several names, unless the names are in the blob.
+        let of_layer = by_name.get(&*layer.name).filter(|tensor| tensor.blob == layer.digest);
+        let Some(tensor) = of_layer.or_else(|| by_blob.get(&layer.digest)) else { continue };
+        // It was known when the model was last looked at.
+        let gone =
+            || Error::Invalid(format!("{}: its digests in the form {} are gone: prepare it", model.name, form.name()));
+        let digest = form.digest(tensor).ok_or_else(gone)?;
+        if digest == layer.digest {
+            layers.push(shelf.keep(layer, &lens));
+            continue;
+        }
+        let mut content = ExtentMap::from_bytes(form.header_of(tensor));
+        tensor.push_to(&mut content);
+        let mut new = shelf.add(format::TENSOR, &tensor.name, digest, content);
+        if form == Form::Seed {
+            new.dtype = tensor.dtype.name().into();
+            new.shape = Some(tensor.shape.clone());
+        }
+        layers.push(new);
+    }
+    let manifest = Manifest::new(config, layers);
+    Ok(shelf.finish(if form == Form::Seed { manifest.to_bytes() } else { manifest.to_go_bytes() }))
 }
 
 /// Whether the blob ends with the tensor, and holds one only.
@@ -210,7 +207,7 @@ fn today(model: &Model, files: Files<'_>) -> Result<Vec<Branch>> {
     let (mut shelf, mut layers) = (Shelf { model, blobs: Branch::dir() }, Vec::new());
     for tensor in &model.tensors {
         let digest = tensor.named.expect("checked by expresses");
-        let mut content = ExtentMap::from_bytes(named_header(&tensor.name, tensor.dtype, &tensor.shape, tensor.len));
+        let mut content = ExtentMap::from_bytes(Form::Today.header_of(tensor));
         tensor.push_to(&mut content);
         layers.push(shelf.add(format::TENSOR, &tensor.name, digest, content));
     }

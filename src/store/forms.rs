@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::str::FromStr;
 
 use tempfile::NamedTempFile;
 
@@ -16,71 +15,19 @@ use super::memo::{parse, seal};
 use super::{Found, Store, make_dir};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
-use crate::model::{Model, ModelName, Tensor};
+use crate::format::Form;
+use crate::model::{Model, ModelName};
 
 /// The directory in `.wmount/`.
 const DIR: &str = "forms";
 
-/// How ollama stores tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// Under their own names.
-    Today,
-    /// As `data`, with the name in the layer.
-    Seed,
-}
-
 impl Form {
-    /// Both.
-    pub const ALL: [Form; 2] = [Form::Today, Form::Seed];
-
-    /// Its name in `MODEL@FORM`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Form::Today => "today",
-            Form::Seed => "seed",
-        }
-    }
-
-    /// The layout that shows every model in it.
-    pub fn layout(self) -> &'static str {
-        match self {
-            Form::Today => "ollama@today",
-            Form::Seed => "ollama@seed",
-        }
-    }
-
-    /// The digest of a tensor's blob of this form, where it is known.
-    pub fn digest(self, tensor: &Tensor) -> Option<Digest> {
-        match self {
-            Form::Today => tensor.named,
-            Form::Seed => tensor.plain,
-        }
-    }
-
-    /// Makes it known.
-    pub fn set_digest(self, tensor: &mut Tensor, digest: Digest) {
-        let known = match self {
-            Form::Today => &mut tensor.named,
-            Form::Seed => &mut tensor.plain,
-        };
-        *known = Some(digest);
-    }
-
     fn key(self, manifest: &[u8]) -> String {
         format!("{} {}", self.name(), Digest::of(manifest))
     }
 
     fn file(self, name: &ModelName) -> String {
         format!("{}.{}", Digest::of(name.manifest_path().as_bytes()).hex(), self.name())
-    }
-}
-
-impl FromStr for Form {
-    type Err = ();
-
-    fn from_str(name: &str) -> Result<Form, ()> {
-        Form::ALL.into_iter().find(|form| form.name() == name).ok_or(())
     }
 }
 

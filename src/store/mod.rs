@@ -37,7 +37,6 @@ use crate::model::ModelName;
 pub use access::Access;
 use beneath::Dir;
 pub use blobs::BlobFiles;
-pub use forms::Form;
 pub use gc::{GcReport, Lease};
 pub use repair::{Repaired, RepairedFile};
 pub use verify::{Damage, VerifyReport};
@@ -61,7 +60,7 @@ pub struct Found {
     pub written: SystemTime,
     /// The manifest's inode and length: with the time they tell one version of it from the next.
     pub version: (u64, u64),
-    /// Which versions there are of what was computed for its other [`Form`]s, 0 where nothing was.
+    /// Which versions there are of what was computed for its other [`Form`](crate::format::Form)s, 0 where nothing was.
     pub forms: [u64; 2],
 }
 

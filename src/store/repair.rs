@@ -20,8 +20,8 @@ use super::verify::{Damage, VerifyReport};
 use crate::digest::{Digest, Hasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::format::Form;
 use crate::format::ollama::{self, Layer, Manifest};
-use crate::format::safetensors;
 
 /// Bytes read at a time.
 const CHUNK: u64 = 1 << 20;
@@ -190,8 +190,7 @@ impl Search<'_> {
     fn headers(&self, layer: &Layer) -> Vec<(Vec<u8>, u64)> {
         let (Some(shape), Ok(dtype)) = (&layer.shape, layer.dtype.parse::<Dtype>()) else { return Vec::new() };
         let Some(len) = dtype.bytes(shape) else { return Vec::new() };
-        let forms =
-            [safetensors::blob_header(dtype, shape, len), safetensors::named_header(&layer.name, dtype, shape, len)];
+        let forms = Form::ALL.map(|form| form.header(&layer.name, dtype, shape, len));
         let fits = |digest: Option<Digest>, header: &[u8]| {
             let missing = digest.and_then(|digest| self.missing.get(&digest));
             missing.is_some_and(|&size| header.len() as u64 + len == size)

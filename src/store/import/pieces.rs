@@ -11,7 +11,7 @@ use super::{CHUNK, Counts, Progress, cores};
 use crate::digest::{Digest, Hasher, PairHasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::format::safetensors;
+use crate::format::Form;
 use crate::store::stage::Stage;
 
 /// Bytes between tensors up to which the recipe holds them itself.
@@ -111,14 +111,14 @@ fn likeness(piece: &Piece, path: &str) -> Option<Likeness> {
 }
 
 /// What a piece becomes: a blob behind a header, and the header that ollama's blob would have.
-struct Form {
+struct Headers {
     header: Vec<u8>,
     named: Option<Vec<u8>>,
 }
 
-impl Form {
+impl Headers {
     /// A blob without a header.
-    const PLAIN: Form = Form { header: Vec::new(), named: None };
+    const NONE: Headers = Headers { header: Vec::new(), named: None };
 
     fn hashers(&self) -> Hashers {
         match &self.named {
@@ -169,18 +169,15 @@ impl Job<'_> {
     /// Stores the piece; also says whether it is new.
     fn run(&self, stage: &Stage, buf: &mut [u8], progress: &dyn Progress) -> Result<(Place, bool)> {
         let len = self.piece.len;
-        let form = match &self.piece.content {
+        let headers = match &self.piece.content {
             Content::Between => return self.between(stage, buf, progress),
-            Content::File | Content::Weights(_) => Form::PLAIN,
-            Content::Tensor { dtype, shape, names } => Form {
-                header: safetensors::blob_header(*dtype, shape, len),
-                named: names
-                    .iter()
-                    .find(|name| name.own)
-                    .map(|own| safetensors::named_header(&own.name, *dtype, shape, len)),
+            Content::File | Content::Weights(_) => Headers::NONE,
+            Content::Tensor { dtype, shape, names } => Headers {
+                header: Form::Seed.header("", *dtype, shape, len),
+                named: names.iter().find(|name| name.own).map(|own| Form::Today.header(&own.name, *dtype, shape, len)),
             },
         };
-        self.blob(stage, &form, buf, &|bytes| progress.advance(bytes))
+        self.blob(stage, &headers, buf, &|bytes| progress.advance(bytes))
     }
 
     /// Reads the piece chunk by chunk.
@@ -206,28 +203,28 @@ impl Job<'_> {
     }
 
     /// Makes the piece a blob.
-    fn blob(&self, stage: &Stage, form: &Form, buf: &mut [u8], advance: &dyn Fn(u64)) -> Result<(Place, bool)> {
+    fn blob(&self, stage: &Stage, headers: &Headers, buf: &mut [u8], advance: &dyn Fn(u64)) -> Result<(Place, bool)> {
         let len = self.piece.len;
         let in_one_chunk = len <= buf.len() as u64;
         if in_one_chunk || self.hash_first {
-            let mut hashers = form.hashers();
+            let mut hashers = headers.hashers();
             self.for_each_chunk(buf, |chunk| {
                 hashers.update(chunk);
                 advance(chunk.len() as u64);
                 Ok(())
             })?;
             let digests = hashers.finish();
-            if stage.has(&digests.0, form.header.len() as u64 + len) {
-                return Ok((form.place(digests, len), false));
+            if stage.has(&digests.0, headers.header.len() as u64 + len) {
+                return Ok((headers.place(digests, len), false));
             }
             if in_one_chunk {
-                let added = stage.add_parts(digests.0, &[&form.header, &buf[..len as usize]])?;
-                return Ok((form.place(digests, len), added));
+                let added = stage.add_parts(digests.0, &[&headers.header, &buf[..len as usize]])?;
+                return Ok((headers.place(digests, len), added));
             }
         }
-        let mut hashers = form.hashers();
+        let mut hashers = headers.hashers();
         let mut draft = stage.draft()?;
-        draft.write_unhashed(&form.header)?;
+        draft.write_unhashed(&headers.header)?;
         self.for_each_chunk(buf, |chunk| {
             hashers.update(chunk);
             if !self.hash_first {
@@ -237,7 +234,7 @@ impl Job<'_> {
         })?;
         let digests = hashers.finish();
         let added = stage.add_as(draft, digests.0)?;
-        Ok((form.place(digests, len), added))
+        Ok((headers.place(digests, len), added))
     }
 
     /// Bytes between tensors: zeros, a few in the recipe, or a blob.
@@ -252,7 +249,7 @@ impl Job<'_> {
             _ if zeros => Ok((Place::Zeros, false)),
             // One chunk holds it, so the buffer still does.
             len if len <= INLINE => Ok((Place::Inline(buf[..len as usize].to_vec()), false)),
-            _ => self.blob(stage, &Form::PLAIN, buf, &|_| ()),
+            _ => self.blob(stage, &Headers::NONE, buf, &|_| ()),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::scan::{FoundFile, scan};
 use super::{BLOB_THRESHOLD, CHUNK, Progress, assemble};
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
-use crate::format::safetensors;
+use crate::format::Form;
 use crate::model::ModelName;
 use crate::store::stage::{Draft, Stage};
 
@@ -76,7 +76,7 @@ impl Salvage {
                         && waited.contains(named)
                         && let Some(own) = names.iter().find(|name| name.own)
                     {
-                        let header = safetensors::named_header(&own.name, *dtype, shape, piece.len);
+                        let header = Form::Today.header(&own.name, *dtype, shape, piece.len);
                         let draft = copy(stage, &header, file, piece.offset, piece.len)?;
                         self.take(stage, draft, named, file)?;
                     }
