@@ -3,14 +3,17 @@
 //! Who may write to a store must not make the process that mounts it, which may be root's, show other files. So a blob
 //! or manifest that is a link is followed only within `blobs/` or `manifests/`. The store itself may be a link, and so
 //! may these two directories, as when they were moved to another disk, if root or the user of this process made it.
+//! `.wmount/`, and what is below it, may not.
 
-use std::fs::{self, File, Metadata};
-use std::io;
+use std::fs::{self, File, Metadata, Permissions};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, readlinkat, renameat, unlinkat};
+use rustix::io::Errno;
 
 /// A directory of the store, open to look names up in it.
 #[derive(Debug)]
@@ -58,6 +61,48 @@ impl Dir {
         Ok(Dir(openat(CWD, path, LOOK | OFlags::DIRECTORY, Mode::empty())?))
     }
 
+    /// Opens a directory that is no link.
+    pub fn plain(path: &Path) -> io::Result<Dir> {
+        Ok(Dir(openat(CWD, path, LOOK | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?))
+    }
+
+    /// Opens a directory in this one that is no link, and makes it if it is missing.
+    pub fn make_dir(&self, name: &str) -> io::Result<Dir> {
+        match mkdirat(&self.0, name, Mode::RWXU | Mode::RWXG | Mode::RWXO) {
+            Err(error) if error != Errno::EXIST => return Err(error.into()),
+            _ => {}
+        }
+        Ok(Dir(openat(&self.0, name, LOOK | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?))
+    }
+
+    /// The bytes of a regular file below the directory, if they are not more than `most`.
+    pub fn read(&self, inside: &str, most: u64) -> io::Result<Vec<u8>> {
+        let file = self.file(inside)?;
+        let too_long = || io::Error::new(io::ErrorKind::FileTooLarge, format!("has more than {most} bytes"));
+        if file.metadata()?.len() > most {
+            return Err(too_long());
+        }
+        let mut bytes = Vec::new();
+        // It may have grown.
+        file.take(most + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
+    }
+
+    /// Writes a file in the directory, which everybody may read; it is there with all of its bytes, or as it was.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let unfinished = format!(".{:016x}", RandomState::new().build_hasher().finish());
+        let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(openat(&self.0, &unfinished, new, Mode::RUSR | Mode::WUSR)?);
+        let written = file
+            .write_all(bytes)
+            .and_then(|()| file.set_permissions(Permissions::from_mode(0o644)))
+            .and_then(|()| Ok(renameat(&self.0, &unfinished, &self.0, name)?));
+        if written.is_err() {
+            let _ = unlinkat(&self.0, &unfinished, AtFlags::empty());
+        }
+        written
+    }
+
     /// What a path below the directory leads to.
     pub fn metadata(&self, inside: &str) -> io::Result<Metadata> {
         File::from(self.at(inside, LOOK)?).metadata()
@@ -79,7 +124,6 @@ impl Dir {
     #[cfg(target_os = "linux")]
     fn at(&self, inside: &str, flags: OFlags) -> io::Result<OwnedFd> {
         use rustix::fs::{ResolveFlags, openat2};
-        use rustix::io::Errno;
 
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         loop {
@@ -113,7 +157,6 @@ impl Dir {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -145,5 +188,35 @@ mod tests {
             assert!(open.without_links("below/a", READ).is_ok());
             assert!(open.without_links("within", READ).is_err());
         }
+    }
+
+    #[test]
+    fn own_files_are_regular_bounded_and_whole() {
+        let place = tempfile::tempdir().unwrap();
+        let own = place.path().join("own");
+        fs::create_dir(&own).unwrap();
+        symlink("own", place.path().join("link")).unwrap();
+        assert!(Dir::plain(&place.path().join("link")).is_err());
+        let dir = Dir::plain(&own).unwrap();
+        symlink("/", own.join("out")).unwrap();
+        assert!(dir.make_dir("out").is_err());
+        let memo = dir.make_dir("memo").unwrap();
+        dir.make_dir("memo").unwrap();
+        for bytes in [&b"first"[..], b"second"] {
+            memo.write("a", bytes).unwrap();
+            assert_eq!(dir.read("memo/a", 6).unwrap(), bytes);
+        }
+        assert_eq!(memo.read("a", 5).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        symlink("/dev/zero", own.join("zeros")).unwrap();
+        rustix::fs::mknodat(CWD, own.join("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        for name in ["zeros", "fifo", "memo", "none"] {
+            assert!(dir.read(name, 10).is_err(), "{name}");
+        }
+        // A link is replaced, not followed.
+        symlink("a", own.join("memo/b")).unwrap();
+        memo.write("b", b"third").unwrap();
+        assert_eq!(memo.read("a", 10).unwrap(), b"second");
+        assert!(memo.write("none/c", b"").is_err());
+        assert_eq!(fs::read_dir(own.join("memo")).unwrap().count(), 2);
     }
 }

@@ -33,9 +33,9 @@ pub struct BlobFiles {
 }
 
 impl BlobFiles {
-    /// The blobs in `dir`, and what is known of them in `memo_dir`.
-    pub fn new(dir: PathBuf, memo_dir: PathBuf) -> Self {
-        BlobFiles { dir, open: Cache::new(OPEN_FILES), memos: Memos::new(memo_dir), checks: None }
+    /// The blobs in `dir`, and what is known of them in the store's directory `own`.
+    pub fn new(dir: PathBuf, own: PathBuf) -> Self {
+        BlobFiles { dir, open: Cache::new(OPEN_FILES), memos: Memos::new(own), checks: None }
     }
 
     /// Whether the content of each blob is checked when it is first used.

@@ -12,7 +12,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use tempfile::NamedTempFile;
 
 use super::memo::{parse, seal};
-use super::{Found, Store, make_dir};
+use super::{Found, OWN, Store, make_dir};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::format::Form;
@@ -53,7 +53,7 @@ fn version(file: &fs::Metadata) -> u64 {
 impl Store {
     /// The files of all models.
     pub(super) fn form_files(&self) -> FormFiles {
-        let entries = fs::read_dir(self.root.join(".wmount").join(DIR)).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.root.join(OWN).join(DIR)).into_iter().flatten().flatten();
         FormFiles(
             entries
                 .filter_map(|entry| Some((entry.file_name().into_string().ok()?, version(&entry.metadata().ok()?))))
@@ -63,7 +63,7 @@ impl Store {
 
     /// The same for one model.
     pub(super) fn form_files_of(&self, name: &ModelName) -> [u64; 2] {
-        let dir = self.root.join(".wmount").join(DIR);
+        let dir = self.root.join(OWN).join(DIR);
         Form::ALL.map(|form| fs::metadata(dir.join(form.file(name))).map_or(0, |found| version(&found)))
     }
 

@@ -4,26 +4,26 @@
 //! result. Where it cannot be written, as on a read-only medium, or where there is no `.wmount/`, since wmount never wrote
 //! to the store, it is kept in memory.
 
-use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
-use tempfile::NamedTempFile;
 
-use super::make_dir;
+use super::beneath::Dir;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 
-/// Bytes of results that are held in memory.
+/// The directory in `.wmount/`.
+const DIR: &str = "memo";
+/// Bytes of results that are held in memory, and of the longest that is read.
 const MEMORY: u64 = 256 << 20;
 
 /// The memos of one store.
 pub(super) struct Memos {
-    dir: PathBuf,
+    own: PathBuf,
     held: Cache<Digest, Arc<[u8]>, Length>,
     /// Whether one that cannot be written is an error.
     must_keep: AtomicBool,
@@ -40,30 +40,32 @@ impl Weighter<Digest, Arc<[u8]>> for Length {
 
 impl std::fmt::Debug for Memos {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Memos").field("dir", &self.dir).finish_non_exhaustive()
+        f.debug_struct("Memos").field("own", &self.own).finish_non_exhaustive()
     }
 }
 
 impl Memos {
-    /// The memos in `dir`, which is made with the first one.
-    pub fn new(dir: PathBuf) -> Self {
+    /// The memos in `own`, which is `.wmount/`.
+    pub fn new(own: PathBuf) -> Self {
         let held = Cache::with_weighter(1024, MEMORY, Length);
-        Memos { dir, held, must_keep: AtomicBool::new(false) }
+        Memos { own, held, must_keep: AtomicBool::new(false) }
     }
 
     /// The result of a key. Readers who ask for one at the same time wait for the first of them to make it.
     pub fn get(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
         let name = Digest::of(key.as_bytes());
         self.held.get_or_insert_with(&name, || {
-            let path = self.dir.join(name.hex());
-            if let Some(result) = fs::read(&path).ok().and_then(|bytes| parse(&bytes, key)) {
+            let name = name.hex();
+            if let Some(result) = self.read(&name).ok().and_then(|bytes| parse(&bytes, key)) {
                 return Ok(result);
             }
             let result = make()?;
-            match self.write(&path, key, &result) {
-                Err(error) if self.must_keep.load(Ordering::Relaxed) => return Err(Error::io(&path, error)),
-                Err(error) => tracing::debug!("{}: {error}", path.display()),
-                Ok(()) => {}
+            if let Err(error) = self.write(&name, &seal(key, &result)) {
+                let path = self.own.join(DIR).join(&name);
+                if self.must_keep.load(Ordering::Relaxed) {
+                    return Err(Error::io(&path, error));
+                }
+                tracing::debug!("{}: {error}", path.display());
             }
             Ok(result.into())
         })
@@ -79,17 +81,13 @@ impl Memos {
         self.held.clear();
     }
 
-    fn write(&self, path: &Path, key: &str, result: &[u8]) -> std::io::Result<()> {
-        // Not with its parents: into a store that wmount never wrote to nothing is written unasked.
-        let above = self.dir.parent().and_then(|dir| fs::symlink_metadata(dir).ok());
-        if above.is_some_and(|found| found.is_symlink()) {
-            return Err(std::io::Error::other("is a link"));
-        }
-        make_dir(&self.dir)?;
-        let mut file = NamedTempFile::new_in(&self.dir)?;
-        file.write_all(&seal(key, result))?;
-        file.persist(path)?;
-        Ok(())
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        Dir::plain(&self.own.join(DIR))?.read(name, MEMORY)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        // Without `.wmount/`, wmount never wrote to the store, and writes nothing into it unasked.
+        Dir::plain(&self.own)?.make_dir(DIR)?.write(name, bytes)
     }
 }
 
@@ -109,6 +107,7 @@ pub(super) fn parse(bytes: &[u8], key: &str) -> Option<Arc<[u8]>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::atomic::AtomicU32;
 
     use super::*;
@@ -121,15 +120,16 @@ mod tests {
             made.fetch_add(1, Ordering::Relaxed);
             Ok(b"result".to_vec())
         };
-        fs::create_dir(dir.path().join(".wmount")).expect("a new directory");
-        let memos = Memos::new(dir.path().join(".wmount/memo"));
+        let own = dir.path().join(".wmount");
+        fs::create_dir(&own).expect("a new directory");
+        let memos = Memos::new(own.clone());
         std::thread::scope(|scope| {
             (0..8).for_each(|_| _ = scope.spawn(|| assert_eq!(&*memos.get("key", &make).expect("made"), b"result")));
         });
         assert_eq!(made.load(Ordering::Relaxed), 1);
-        let again = || Memos::new(dir.path().join(".wmount/memo")).get("key", &make).expect("made");
+        let again = || Memos::new(own.clone()).get("key", &make).expect("made");
         assert_eq!((&*again(), made.load(Ordering::Relaxed)), (&b"result"[..], 1));
-        let path = dir.path().join(".wmount/memo").join(Digest::of(b"key").hex());
+        let path = own.join(DIR).join(Digest::of(b"key").hex());
         let whole = fs::read(&path).expect("kept");
         let mut flipped = whole.clone();
         flipped[40] ^= 1;
@@ -138,7 +138,7 @@ mod tests {
             assert_eq!((&*again(), made.load(Ordering::Relaxed)), (&b"result"[..], times));
             assert_eq!(fs::read(&path).expect("mended"), whole);
         }
-        let nowhere = Memos::new("/dev/null/memo".into());
+        let nowhere = Memos::new("/dev/null".into());
         assert!((0..2).all(|_| &*nowhere.get("key", &make).expect("made") == b"result"));
         assert_eq!(made.load(Ordering::Relaxed), 5);
         nowhere.must_keep();

@@ -41,6 +41,11 @@ pub use gc::{GcReport, Lease};
 pub use repair::{Repaired, RepairedFile};
 pub use verify::{Damage, VerifyReport};
 
+/// wmount's own directory in a store.
+const OWN: &str = ".wmount";
+/// Bytes that a file in it can have: with a row of 200 bytes for each model, a million of them.
+const OWN_FILE: u64 = 256 << 20;
+
 /// A store.
 #[derive(Debug)]
 pub struct Store {
@@ -86,7 +91,7 @@ impl Store {
         for dir in ["blobs", "manifests"].map(|dir| root.join(dir)) {
             Dir::open(&dir).at(&dir)?;
         }
-        let blobs = BlobFiles::new(root.join("blobs"), root.join(".wmount/memo"));
+        let blobs = BlobFiles::new(root.join("blobs"), root.join(OWN));
         Ok(Store { blobs, root, ignored: Mutex::default(), allow_overflow: false })
     }
 
@@ -168,7 +173,7 @@ impl Store {
 
     /// A file or directory below `.wmount/`, whose directory is made.
     fn own_path(&self, name: &str) -> Result<PathBuf> {
-        let dir = self.root.join(".wmount");
+        let dir = self.root.join(OWN);
         if fs::symlink_metadata(&dir).is_ok_and(|found| found.is_symlink()) {
             return Err(Error::Invalid(format!(
                 "{}: is a link: remove it, nothing is written through it",
@@ -202,25 +207,17 @@ impl Store {
         Ok(())
     }
 
-    /// The content of a file below `.wmount/`, if there is one.
+    /// The content of a file below `.wmount/`, if there is one of a length that it can have.
     pub fn own_file(&self, name: &str) -> Option<Vec<u8>> {
-        fs::read(self.root.join(".wmount").join(name)).ok()
+        Dir::plain(&self.root.join(OWN)).and_then(|own| own.read(name, OWN_FILE)).ok()
     }
 
-    /// Writes a file that can be made again below `.wmount/`. Where that directory is not, the store is another
-    /// program's, and nothing is written; nor where it is read only.
+    /// Writes a file that can be made again in `.wmount/`. Where that directory is not, the store is another program's, and
+    /// nothing is written; nor where it is read only.
     pub fn set_own_file(&self, name: &str, bytes: &[u8]) {
-        let dir = self.root.join(".wmount");
-        let write = || {
-            let mut file = tempfile::NamedTempFile::new_in(&dir)?;
-            std::io::Write::write_all(&mut file, bytes)?;
-            file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-            file.persist(dir.join(name)).map_err(|error| error.error)
-        };
-        if fs::symlink_metadata(&dir).is_ok_and(|found| found.is_dir())
-            && let Err(error) = write()
-        {
-            tracing::debug!("{}: {error}", dir.display());
+        let dir = self.root.join(OWN);
+        if let Err(error) = Dir::plain(&dir).and_then(|own| own.write(name, bytes)) {
+            tracing::debug!("{}: {error}", dir.join(name).display());
         }
     }
 

@@ -13,10 +13,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::Store;
 use super::import::{self, Progress};
 use super::stage::Stage;
 use super::verify::{Damage, VerifyReport};
+use super::{OWN, Store};
 use crate::digest::{Digest, Hasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -90,7 +90,7 @@ impl Store {
     /// Lets running mounts know, and drops what was computed from damaged bytes.
     fn announce(&self, files: Vec<RepairedFile>) {
         for memo in ["memo", "memo.json"] {
-            let path = self.root.join(".wmount").join(memo);
+            let path = self.root.join(OWN).join(memo);
             let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
         }
         let lines = self.repairs().into_iter().chain(files);

@@ -215,6 +215,30 @@ def test_nothing_is_written_through_a_link_in_place_of_our_directory(small, tmp_
     assert os.listdir(elsewhere) == []
 
 
+def test_what_is_kept_is_not_read_or_written_through_links(small, tmp_path):
+    variant = "amb/tiny-llama/latest@adaptive-32.amb"
+    with Mount(small, tmp_path / "mnt") as mount:
+        expected = (mount / variant).read_bytes()
+    own, elsewhere = small.path / ".wmount", tmp_path / "elsewhere"
+    kept = sorted(os.listdir(own / "memo"))
+    assert kept and (own / "memo.json").is_file(), "nothing is kept that could be a link"
+    # What has no end, and what waits for a writer.
+    for path in [own / "memo.json", *(own / "memo" / name for name in kept)]:
+        path.unlink()
+    (own / "memo.json").symlink_to("/dev/zero")
+    for name in kept:
+        os.mkfifo(own / "memo" / name)
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert (mount / variant).read_bytes() == expected
+    assert all((own / "memo" / name).is_file() for name in kept) and (own / "memo.json").is_file()
+    shutil.rmtree(own / "memo")
+    elsewhere.mkdir()
+    (own / "memo").symlink_to(elsewhere)
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert (mount / variant).read_bytes() == expected
+    assert os.listdir(elsewhere) == []
+
+
 # Names
 
 
