@@ -35,6 +35,7 @@ fn main() {
     ingest(&seeds);
     directories(&seeds, made.path(), &tensors);
     stores(&seeds, &tensors);
+    memos(&seeds);
 }
 
 struct Seeds {
@@ -396,4 +397,20 @@ fn stores(seeds: &Seeds, tensors: &[Vec<u8>]) {
         "program",
         &[(ollama::OWN_RECIPE, "m.mlmodel", package.as_bytes()), (ollama::OWN_FILE, "m", b"\x08\x07\x12\0")],
     );
+}
+
+fn memos(seeds: &Seeds) {
+    let list = json!({"version": env!("CARGO_PKG_VERSION"), "rules": 2, "layouts": ["amb"], "models": {
+        "registry.ollama.ai/library/model/latest": [[1, 2, 3, 4, [5, 6]], 255]}});
+    let digests = [Digest::of(b"a"), Digest::of(b"b")].map(|digest| *digest.as_bytes()).concat();
+    let scales: Vec<u8> = (1..9u8).flat_map(|at| f32::from(at).to_le_bytes()).collect();
+    let hexes = [Digest::of(b"a"), Digest::of(b"b")].map(|digest| digest.hex()).concat();
+    let results = [&b"\x01"[..], &[0xff; 8], &scales, &digests, &[], hexes.as_bytes(), &[0; 64]];
+    seeds.put("memos", "list", list.to_string().as_bytes());
+    seeds.put("memos", "form", &join(&[b"", &digests]));
+    seeds.put("memos", "unsealed", &join(&[b"", b"", &[0xff; 4], &join(&results)]));
+    for (index, result) in results.into_iter().enumerate() {
+        seeds.put("memos", &format!("result{index}"), &join(&[b"", b"", b"", result]));
+    }
+    seeds.put("memos", "results", &join(&[list.to_string().as_bytes(), &digests, b"\x05", &join(&results)]));
 }

@@ -7,6 +7,7 @@
 
 mod extents;
 mod formats;
+mod memos;
 pub mod memory;
 mod names;
 mod programs;
@@ -17,7 +18,7 @@ mod writes;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its directories below `corpus/` and `regressions/`.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("safetensors", formats::safetensors),
     ("milblob", formats::milblob),
     ("mlmodel", programs::mlmodel),
@@ -33,12 +34,14 @@ pub const TARGETS: [(&str, Target); 16] = [
     ("extents", extents::extents),
     ("import", stores::import),
     ("store", stores::store),
+    ("memos", memos::memos),
     ("ingest", writes::ingest),
 ];
 
 /// Lets go of what targets keep from one input to the next.
 pub fn finish() {
     names::finish();
+    memos::finish();
 }
 
 /// What stands between the parts of inputs that have several: text that mutations can move and repeat.
