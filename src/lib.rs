@@ -19,6 +19,7 @@
 //! list below: a front knows no format, a format knows no kernel.
 
 pub mod error;
+mod chunks;
 pub mod digest;
 pub mod dtype;
 pub mod transform;

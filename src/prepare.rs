@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::chunks::{buffer, for_each_chunk};
 use crate::digest::{Digest, PairHasher};
 use crate::error::{Error, Result};
 use crate::extent::{Blobs, Computed, ExtentBytes};
@@ -61,22 +62,18 @@ pub fn form_digests(
 
 /// Reads the tensor's blob once for both digests, its own and that of the form.
 fn form_digest(tensor: &Tensor, form: Form, blobs: &dyn Blobs, advance: &(dyn Fn(u64) + Sync)) -> Result<Digest> {
-    const CHUNK: u64 = 1 << 20;
     let mut hashers = PairHasher::new(b"", &form.header_of(tensor));
-    // The pieces begin at the tensor's first byte, so none is in part before it.
-    let mut buf = vec![0; CHUNK.min(tensor.blob_len) as usize];
-    let mut at = 0;
-    while at < tensor.blob_len {
-        let end = if at < tensor.offset { tensor.offset } else { tensor.blob_len };
-        let piece = &mut buf[..(end - at).min(CHUNK) as usize];
-        blobs.read_exact(&tensor.blob, at, piece)?;
-        match at < tensor.offset {
-            true => hashers.update_first(piece),
-            false => hashers.update(piece),
-        }
-        at += piece.len() as u64;
-        advance(piece.len() as u64);
-    }
+    let mut buf = buffer(tensor.blob_len);
+    let mut read = |range, update: &mut dyn FnMut(&[u8])| {
+        let fill = |at, part: &mut [u8]| blobs.read_exact(&tensor.blob, at, part);
+        for_each_chunk(range, &mut buf, fill, |part| {
+            update(part);
+            advance(part.len() as u64);
+            Ok(())
+        })
+    };
+    read(0..tensor.offset, &mut |header| hashers.update_first(header))?;
+    read(tensor.offset..tensor.blob_len, &mut |part| hashers.update(part))?;
     let [actual, digest] = hashers.finish();
     if actual != tensor.blob {
         return Err(Error::Damaged { digest: tensor.blob, fault: format!("its content has the digest {actual}") });

@@ -3,7 +3,7 @@
 mod figures;
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::output::{Bar, print, size};
+use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
 use crate::front::checks;
@@ -198,12 +199,11 @@ impl Demo {
 }
 
 fn digest_of(path: &Path) -> Result<Digest> {
-    let mut file = File::open(path).at(path)?;
-    let (mut hasher, mut buf) = (Hasher::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buf).at(path)? {
-            0 => return Ok(hasher.finish()),
-            len => hasher.update(&buf[..len]),
-        }
-    }
+    let (file, mut hasher) = (File::open(path).at(path)?, Hasher::new());
+    let read = |at, buf: &mut [u8]| file.read_at(buf, at).at(path);
+    for_each_to_the_end(0, read, |chunk| {
+        hasher.update(chunk);
+        Ok(())
+    })?;
+    Ok(hasher.finish())
 }

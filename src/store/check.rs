@@ -10,11 +10,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use dashmap::DashMap;
 
+use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::waits::Reading;
 
-/// Bytes read at a time.
-const CHUNK: usize = 1 << 20;
 /// A file that changes while it is hashed is hashed so often.
 const TRIES: usize = 3;
 
@@ -78,23 +77,23 @@ impl Checks {
     }
 
     fn digest_of(&self, digest: &Digest, file: &File) -> io::Result<Digest> {
-        let (mut hasher, mut buf, mut offset) = (Hasher::new(), vec![0; CHUNK], 0);
-        loop {
-            // For each part: hashing a long blob is no sign that it does not answer.
-            let reading = Reading::begin(digest);
-            let read = file.read_at(&mut buf, offset);
-            drop(reading);
-            match read {
-                Ok(0) => return Ok(hasher.finish()),
-                Ok(len) => {
-                    hasher.update(&buf[..len]);
-                    offset += len as u64;
-                    self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+        let mut hasher = Hasher::new();
+        let read = |at, buf: &mut [u8]| {
+            // For each chunk: hashing a long blob is no sign that it does not answer.
+            let _reading = Reading::begin(digest);
+            loop {
+                match file.read_at(buf, at) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    outcome => return outcome,
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
             }
-        }
+        };
+        for_each_to_the_end(0, read, |chunk| {
+            hasher.update(chunk);
+            self.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok(hasher.finish())
     }
 
     /// Blobs that were hashed, each as often as it was, and their bytes.

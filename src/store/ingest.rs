@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::load::check_sizes;
 use super::stage::Stage;
 use super::{Found, Store, children};
+use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
 use crate::format::ollama::Manifest;
@@ -60,16 +61,13 @@ impl Progress {
     }
 
     fn finish(&self, file: &File) -> std::io::Result<Digest> {
-        let (mut hasher, mut offset, mut buf) = (self.hasher.clone(), self.len, vec![0; 1 << 20]);
-        loop {
-            match file.read_at(&mut buf, offset)? {
-                0 => return Ok(hasher.finish()),
-                len => {
-                    hasher.update(&buf[..len]);
-                    offset += len as u64;
-                }
-            }
-        }
+        let mut hasher = self.hasher.clone();
+        let read = |at, buf: &mut [u8]| file.read_at(buf, at);
+        for_each_to_the_end(self.len, read, |chunk| {
+            hasher.update(chunk);
+            Ok(())
+        })?;
+        Ok(hasher.finish())
     }
 }
 

@@ -10,6 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -17,14 +18,13 @@ use super::import::{self, Progress};
 use super::stage::Stage;
 use super::verify::{Damage, VerifyReport};
 use super::{OWN, Store};
+use crate::chunks::{buffer, for_each_chunk};
 use crate::digest::{Digest, Hasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::format::Form;
 use crate::format::ollama::{self, Layer, Manifest};
 
-/// Bytes read at a time.
-const CHUNK: u64 = 1 << 20;
 /// The file in `.wmount/` that tells mounts what was repaired.
 const LOG: &str = "repaired";
 /// Lines of it that are kept.
@@ -203,7 +203,7 @@ impl Search<'_> {
     fn try_one(&mut self, it: &Candidate, headers: &HashSet<Vec<u8>>) -> Result<()> {
         let mut hashers: Vec<(&Vec<u8>, Hasher)> = headers.iter().map(|header| (header, Hasher::new())).collect();
         hashers.iter_mut().for_each(|(header, hasher)| hasher.update(header));
-        let read = for_each_chunk(it.store, &it.digest, it.offset, it.len, |chunk| {
+        let read = each_chunk(it.store, &it.digest, it.offset..it.offset + it.len, |chunk| {
             hashers.iter_mut().for_each(|(_, hasher)| hasher.update(chunk));
             Ok(())
         });
@@ -238,7 +238,7 @@ impl Search<'_> {
         }
         let mut draft = self.stage.draft()?;
         draft.write(header)?;
-        match for_each_chunk(store, digest, offset, len, |chunk| draft.write(chunk)) {
+        match each_chunk(store, digest, offset..offset + len, |chunk| draft.write(chunk)) {
             Ok(()) if draft.digest() == expected => Ok(self.stage.add(draft)?.1),
             Ok(()) | Err(Error::Damaged { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -256,20 +256,7 @@ impl Search<'_> {
     }
 }
 
-fn for_each_chunk(
-    store: &Store,
-    digest: &Digest,
-    offset: u64,
-    len: u64,
-    mut each: impl FnMut(&[u8]) -> Result<()>,
-) -> Result<()> {
-    let mut buf = vec![0; len.min(CHUNK) as usize];
-    let mut done = 0;
-    while done < len {
-        let part = &mut buf[..(len - done).min(CHUNK) as usize];
-        store.blobs().read_exact(digest, offset + done, part)?;
-        each(part)?;
-        done += part.len() as u64;
-    }
-    Ok(())
+fn each_chunk(store: &Store, digest: &Digest, range: Range<u64>, each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let mut buf = buffer(range.end - range.start);
+    for_each_chunk(range, &mut buf, |at, part| store.blobs().read_exact(digest, at, part), each)
 }

@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, Permissions};
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use tempfile::{NamedTempFile, TempPath};
 
 use super::{Lock, Store};
+use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
 use crate::format::ollama;
@@ -157,7 +158,7 @@ impl<'a> Stage<'a> {
         if self.has(digest, len) {
             return Ok(false);
         }
-        let mut from = File::open(source).at(source)?;
+        let from = File::open(source).at(source)?;
         let temporary = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
         let temporary = if clone_file(&from, temporary.as_file()) {
             temporary.as_file().set_permissions(Permissions::from_mode(0o444)).at(temporary.path())?;
@@ -166,13 +167,7 @@ impl<'a> Stage<'a> {
             link
         } else {
             let mut draft = Draft { file: temporary, hasher: Hasher::new(), len: 0 };
-            let mut buf = vec![0; 1 << 20];
-            loop {
-                match std::io::Read::read(&mut from, &mut buf).at(source)? {
-                    0 => break,
-                    len => draft.write(&buf[..len])?,
-                }
-            }
+            for_each_to_the_end(0, |at, buf| from.read_at(buf, at).at(source), |chunk| draft.write(chunk))?;
             let actual = draft.hasher.clone().finish();
             if actual != *digest {
                 return Err(damaged(format!("its content has the digest {actual}")));

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::{Found, Repaired, Store};
+use crate::chunks::{buffer, for_each_chunk};
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
 use crate::format::ollama::Layer;
@@ -134,15 +135,12 @@ impl Store {
             return Err(format!("it has {len} bytes, its manifest says {size}"));
         }
         let mut hasher = Hasher::new();
-        let mut buf = vec![0; 1 << 20];
-        let mut offset = 0;
-        while offset < size {
-            let part = &mut buf[..usize::try_from(size - offset).unwrap_or(usize::MAX).min(1 << 20)];
-            self.blobs().read_exact(digest, offset, part).map_err(say)?;
+        let read = |at, part: &mut [u8]| self.blobs().read_exact(digest, at, part).map_err(say);
+        for_each_chunk(0..size, &mut buffer(size), read, |part| {
             hasher.update(part);
-            offset += part.len() as u64;
             advance(part.len() as u64);
-        }
+            Ok(())
+        })?;
         match hasher.finish() {
             actual if actual == *digest => Ok(()),
             actual => Err(format!("its content has the digest {actual}")),

@@ -29,9 +29,6 @@ use plan::SourcePlan;
 pub use copy::{CopyOptions, CopyReport, copy, is_store};
 pub(super) use salvage::salvage;
 
-/// Bytes read at a time: large enough that the system calls do not show, small enough to stay in a core's cache.
-const CHUNK: usize = 1 << 20;
-
 /// How an import is done.
 #[derive(Debug, Clone, Default)]
 pub struct Options {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::piece::{Content, FileBytes, Piece};
 use super::plan::SourcePlan;
 use super::scan::FoundFile;
-use super::{CHUNK, Counts, Progress, cores};
+use super::{Counts, Progress, cores};
+use crate::chunks::{self, CHUNK};
 use crate::digest::{Digest, Hasher, PairHasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -181,16 +182,11 @@ impl Job<'_> {
     }
 
     /// Reads the piece chunk by chunk.
-    fn for_each_chunk(&self, buf: &mut [u8], mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    fn for_each_chunk(&self, buf: &mut [u8], each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let file = FileBytes::open(self.found)?;
-        let mut done = 0;
-        while done < self.piece.len {
-            let len = usize::try_from(self.piece.len - done).unwrap_or(usize::MAX).min(buf.len());
-            file.read(self.piece.offset + done, &mut buf[..len]).map_err(|error| self.read_error(error))?;
-            each(&buf[..len])?;
-            done += len as u64;
-        }
-        Ok(())
+        let range = self.piece.offset..self.piece.offset + self.piece.len;
+        let read = |at, part: &mut [u8]| file.read(at, part).map_err(|error| self.read_error(error));
+        chunks::for_each_chunk(range, buf, read, each)
     }
 
     fn read_error(&self, error: std::io::Error) -> Error {

@@ -7,9 +7,10 @@ use super::piece::{Content, FileBytes};
 use super::pieces::{Place, store_all};
 use super::plan::{SourcePlan, plan_paths};
 use super::scan::{FoundFile, scan};
-use super::{BLOB_THRESHOLD, CHUNK, Progress, assemble};
+use super::{BLOB_THRESHOLD, Progress, assemble};
+use crate::chunks::{buffer, for_each_chunk};
 use crate::digest::{Digest, Hasher};
-use crate::error::{Error, Result};
+use crate::error::{AtPath, Result};
 use crate::format::Form;
 use crate::model::ModelName;
 use crate::store::stage::{Draft, Stage};
@@ -128,15 +129,8 @@ fn copy(stage: &Stage, header: &[u8], file: &FoundFile, offset: u64, len: u64) -
     Ok(draft)
 }
 
-fn each_chunk(file: &FoundFile, offset: u64, len: u64, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn each_chunk(file: &FoundFile, offset: u64, len: u64, each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let bytes = FileBytes::open(file)?;
-    let mut buf = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK))];
-    let mut done = 0;
-    while done < len {
-        let part = usize::try_from(len - done).unwrap_or(CHUNK).min(CHUNK);
-        bytes.read(offset + done, &mut buf[..part]).map_err(|error| Error::io(&file.place, error))?;
-        each(&buf[..part])?;
-        done += part as u64;
-    }
-    Ok(())
+    let read = |at, part: &mut [u8]| bytes.read(at, part).at(&file.place);
+    for_each_chunk(offset..offset + len, &mut buffer(len), read, each)
 }
