@@ -43,10 +43,7 @@ impl Dir {
 
         // The link is held, so that the one whose maker is asked for is the one that is followed.
         let link = File::from(openat(CWD, path, LOOK | OFlags::NOFOLLOW, Mode::empty())?);
-        let maker = link.metadata()?.uid();
-        if maker != 0 && maker != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::other(format!("is a link of another user (uid {maker}), which is not followed")));
-        }
+        check_maker(&link.metadata()?)?;
         let target = readlinkat(&link, c"", Vec::new())?;
         let target = path.parent().unwrap_or(path).join(OsStr::from_bytes(target.as_bytes()));
         Ok(Dir(openat(CWD, &target, LOOK | OFlags::DIRECTORY, Mode::empty())?))
@@ -54,10 +51,7 @@ impl Dir {
 
     #[cfg(not(target_os = "linux"))]
     fn linked(path: &Path) -> io::Result<Dir> {
-        let maker = fs::symlink_metadata(path)?.uid();
-        if maker != 0 && maker != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::other(format!("is a link of another user (uid {maker}), which is not followed")));
-        }
+        check_maker(&fs::symlink_metadata(path)?)?;
         Ok(Dir(openat(CWD, path, LOOK | OFlags::DIRECTORY, Mode::empty())?))
     }
 
@@ -152,6 +146,15 @@ impl Dir {
             dir = Some(openat(at, part, kind | OFlags::NOFOLLOW, Mode::empty())?);
         }
         dir.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+/// Whether a link was made by root or by the user of this process.
+fn check_maker(link: &Metadata) -> io::Result<()> {
+    match link.uid() {
+        0 => Ok(()),
+        maker if maker == rustix::process::geteuid().as_raw() => Ok(()),
+        maker => Err(io::Error::other(format!("is a link of another user (uid {maker}), which is not followed"))),
     }
 }
 
