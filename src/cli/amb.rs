@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::output::{count, print, print_json, size, table};
 use crate::error::{AtPath, Fault, Result};
+use crate::format::Bytes;
 use crate::format::amb::{self, Record};
-use crate::format::{Bytes, past_the_end};
 use crate::store::Store;
 use crate::vfs::Vfs;
 
@@ -59,9 +59,7 @@ impl<R: Fn(u64, &mut [u8]) -> Result<(), String>> Bytes for Seen<R> {
     }
 
     fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
-            return Err(past_the_end(self, offset, len));
-        }
+        self.check_range(offset, len)?;
         let mut bytes = vec![0; len];
         (self.read)(offset, &mut bytes).map_err(|what| Fault::new(offset, what))?;
         Ok(Cow::Owned(bytes))

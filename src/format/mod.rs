@@ -42,6 +42,14 @@ pub trait Bytes {
     /// The range `offset..offset + len`, or a fault at `offset` if it is not within the container or cannot be read.
     fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault>;
 
+    /// Whether a range is within the container: what [`Bytes::get`] looks at first.
+    fn check_range(&self, offset: u64, len: usize) -> Result<(), Fault> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.len() => Ok(()),
+            _ => Err(Fault::new(offset, format!("{len} bytes are needed but the file has {} in all", self.len()))),
+        }
+    }
+
     /// Whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -54,11 +62,8 @@ impl Bytes for [u8] {
     }
 
     fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        usize::try_from(offset)
-            .ok()
-            .and_then(|start| <[u8]>::get(self, start..start.checked_add(len)?))
-            .map(Cow::Borrowed)
-            .ok_or_else(|| past_the_end(self, offset, len))
+        self.check_range(offset, len)?;
+        Ok(Cow::Borrowed(&self[offset as usize..][..len]))
     }
 }
 
@@ -78,9 +83,7 @@ impl Bytes for BlobBytes<'_> {
     }
 
     fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
-            return Err(past_the_end(self, offset, len));
-        }
+        self.check_range(offset, len)?;
         let fault = |error: Error| match error {
             Error::Damaged { fault, .. } => Fault::new(offset, fault),
             other => Fault::new(offset, other.to_string()),
@@ -93,11 +96,6 @@ impl Bytes for BlobBytes<'_> {
         self.blobs.read_exact(&self.digest, offset, &mut bytes).map_err(fault)?;
         Ok(Cow::Owned(bytes))
     }
-}
-
-/// The fault of a range that is not within the container.
-pub fn past_the_end(bytes: &(impl Bytes + ?Sized), offset: u64, len: usize) -> Fault {
-    Fault::new(offset, format!("{len} bytes are needed but the file has {} in all", bytes.len()))
 }
 
 /// The little-endian u32 at `at` of a slice that is known to hold it.

@@ -20,7 +20,7 @@ use std::time::SystemTime;
 
 use crate::error::{Error, Fault, Result};
 use crate::extent::{Blobs, ExtentMap};
-use crate::format::{Bytes, Form, json, past_the_end};
+use crate::format::{Bytes, Form, json};
 use crate::model::{Model, ModelName, SmallFile, Source};
 
 pub use coreml::{Shape, Unshared, shapes};
@@ -213,9 +213,7 @@ impl Bytes for MapBytes<'_> {
     }
 
     fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len()) {
-            return Err(past_the_end(self, offset, len));
-        }
+        self.check_range(offset, len)?;
         let mut bytes = vec![0; len];
         let read = self.map.read(self.blobs, offset, &mut bytes);
         read.map(|_| Cow::Owned(bytes)).map_err(|error| Fault::new(offset, error.to_string()))

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use super::scan::FoundFile;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
-use crate::format::{Bytes, gguf, past_the_end};
+use crate::format::{Bytes, gguf};
 
 /// A part of a file, never empty but for tensors.
 #[derive(Debug, Clone)]
@@ -91,9 +91,7 @@ impl Bytes for FileBytes {
     }
 
     fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
-            return Err(past_the_end(self, offset, len));
-        }
+        self.check_range(offset, len)?;
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes).map_err(|error| Fault::new(offset, error.to_string()))?;
         Ok(Cow::Owned(bytes))
