@@ -12,18 +12,17 @@ or memory limits. Below the table: the pass that makes the mask of adaptive, aga
 """
 
 import argparse
-import json
 import os
 import resource
 import shutil
 import statistics
-import struct
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from tensors import header
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("WMOUNT", REPOSITORY / "target/release/wmount")).resolve()
@@ -38,20 +37,17 @@ def make_model(path: Path, mib: int, bf16: bool):
     width = 2 if bf16 else 4
     each, rows = 16 << 20, 4096
     rng = np.random.default_rng(1)
-    header, bodies, at = {}, [], 0
+    tensors, bodies = [], []
     for number in range(max(1, (mib << 20) // each)):
         values = rng.standard_normal(each // width, dtype=np.float32) * np.float32(0.02)
         body = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes() if bf16 else values.tobytes()
         shape = [rows, each // width // rows]
         dtype = "BF16" if bf16 else "F32"
-        header[f"layers.{number}.weight"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + each]}
+        tensors.append((f"layers.{number}.weight", dtype, shape, each))
         bodies.append(body)
-        at += each
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     path.mkdir()
-    (path / "model.safetensors").write_bytes(b"".join([struct.pack("<Q", len(text)), text, *bodies]))
-    return at
+    (path / "model.safetensors").write_bytes(b"".join([header(tensors), *bodies]))
+    return each * len(bodies)
 
 
 def drop_caches():

@@ -35,6 +35,7 @@ from pathlib import Path
 
 import chart
 import readers
+from tensors import header
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("WMOUNT", REPOSITORY / "target/release/wmount")).resolve()
@@ -69,13 +70,8 @@ def run(*args):
 
 
 def write_safetensors(path: Path, lengths: list[int]):
-    header, at = {}, 0
-    for i, length in enumerate(lengths):
-        header[f"{path.stem}.{i}"] = {"dtype": "U8", "shape": [length], "data_offsets": [at, at + length]}
-        at += length
-    text = json.dumps(header).encode()
     with open(path, "wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
+        f.write(header((f"{path.stem}.{i}", "U8", [length], length) for i, length in enumerate(lengths)))
         for i, length in enumerate(lengths):
             write_random(f, length, i)
 
@@ -90,15 +86,11 @@ def write_random(f, length: int, seed: int):
 
 def write_floats(path: Path, count: int):
     """Fp32 tensors with values that fp16 has: small integers times a power of two."""
-    header, at, width = {}, 0, 4 * (1 << 22)
+    width = 4 * (1 << 22)
     count = max(1, count * 4 // width)
-    for i in range(count):
-        header[f"floats.{i}"] = {"dtype": "F32", "shape": [1 << 11, 1 << 11], "data_offsets": [at, at + width]}
-        at += width
-    text = json.dumps(header).encode()
     values = array.array("f", (((i * 2654435761) % 1021 - 510) / 256 for i in range(1 << 16)))
     with open(path, "wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
+        f.write(header((f"floats.{i}", "F32", [1 << 11, 1 << 11], width) for i in range(count)))
         for i in range(count):
             values[0] = i
             f.write(values.tobytes() * (width // (values.itemsize * len(values))))

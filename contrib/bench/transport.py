@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import statistics
-import struct
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ import ml_dtypes
 import numpy as np
 
 from bench import BINARY, REPOSITORY, Mounted, command, drop_caches, read_pread, seconds
+from tensors import header
 
 sys.path[:0] = [str(REPOSITORY / "examples/transport"), str(REPOSITORY / "tests/clients")]
 from wmount_transport import Loader  # noqa: E402
@@ -57,7 +57,7 @@ def layer_shapes(hidden: int) -> dict[str, tuple]:
 
 def make_model(path: Path, layers: int, hidden: int):
     """BF16 with the spread of trained weights: a scale for each row, and few values far out."""
-    rng, header, bodies, at = np.random.default_rng(3), {}, [], 0
+    rng, tensors, bodies = np.random.default_rng(3), [], []
     for layer in range(layers):
         for name, shape in layer_shapes(hidden).items():
             values = rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
@@ -65,14 +65,10 @@ def make_model(path: Path, layers: int, hidden: int):
                 values *= np.exp(rng.standard_normal((shape[0], 1), dtype=np.float32) * np.float32(0.5))
                 values[rng.random(shape, dtype=np.float32) < 1e-4] *= 12
             body = values.astype(ml_dtypes.bfloat16).tobytes()
-            offsets = [at, at + len(body)]
-            header[f"model.layers.{layer}.{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": offsets}
+            tensors.append((f"model.layers.{layer}.{name}.weight", "BF16", shape, len(body)))
             bodies.append(body)
-            at += len(body)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     path.mkdir()
-    (path / "model.safetensors").write_bytes(b"".join([struct.pack("<Q", len(text)), text, *bodies]))
+    (path / "model.safetensors").write_bytes(b"".join([header(tensors), *bodies]))
 
 
 def by_layer(names) -> list[list[str]]:
@@ -104,16 +100,10 @@ def stream(transport: Path | None, base: Path, device: str) -> dict:
 def first_reads(store: Path, at: Path, root: Path, rounds: int):
     """The encoded files, computed, beside tensors of as many bytes that are stored: the first reads of new mounts."""
     codes = sorted((root / "plain-fp8").glob("*.fp8"))
-    header, start = {}, 0
-    for path in codes:
-        size = path.stat().st_size
-        header[path.stem] = {"dtype": "U8", "shape": [size], "data_offsets": [start, start + size]}
-        start += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    sizes = [path.stat().st_size for path in codes]
     (root / "codes").mkdir()
     with open(root / "codes/model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(header((path.stem, "U8", [size], size) for path, size in zip(codes, sizes)))
         for path in codes:
             file.write(path.read_bytes())
     wmount("-s", store, "import", root / "codes", "-n", "codes")
@@ -131,7 +121,7 @@ def first_reads(store: Path, at: Path, root: Path, rounds: int):
                     times.append(seconds(lambda: [read_pread(file) for file in files]))
             pairs.append(times)
         ratios = [stored / computed for computed, stored in pairs]
-        computed, stored = (start / statistics.median(side) / 1e6 for side in zip(*pairs))
+        computed, stored = (sum(sizes) / statistics.median(side) / 1e6 for side in zip(*pairs))
         print(f"first read, {state}: computed {computed:.0f} MB/s, stored {stored:.0f} MB/s, ratio {statistics.median(ratios):.2f} "
               f"({min(ratios):.2f} - {max(ratios):.2f}); the computed one reads twice the bytes")  # fmt: skip
 
