@@ -240,19 +240,18 @@ impl Entry {
     /// Whether a layout or variant shows it.
     fn shows(&self, view: View) -> bool {
         let expressed = || self.model().is_ok_and(|model| view.layout().expresses(&model).is_ok());
-        self.shown() & 1 << view.layout != 0 && (view.variant.is_none() || expressed())
+        let shown = self.shown.get().copied().unwrap_or_else(|| self.look(&mut Vec::new()));
+        shown & 1 << view.layout != 0 && (view.variant.is_none() || expressed())
     }
 
     /// A bit for each layout that shows it. What cannot be read is shown in `original/`, where touching it tells why.
-    fn shown(&self) -> u64 {
-        if let Some(shown) = self.shown.get() {
-            return *shown;
-        }
+    fn look(&self, room: &mut Vec<u8>) -> u64 {
         let layouts = layout::all().into_iter().enumerate();
         let mask = |test: &dyn Fn(&dyn Layout) -> bool| {
             layouts.filter(|(_, view)| test(*view)).fold(0, |mask, (index, _)| mask | 1 << index)
         };
-        match self.model() {
+        let brief = self.store.load_brief(&self.found, room);
+        match brief.and_then(|brief| brief.map_or_else(|| self.model(), |brief| Ok(Arc::new(brief)))) {
             // What damage hides is not remembered.
             Ok(model) if !model.is_settled() => mask(&|view| view.expresses(&model).is_ok()),
             Ok(model) => *self.shown.get_or_init(|| mask(&|view| view.expresses(&model).is_ok())),
@@ -443,7 +442,7 @@ impl SkeletonDir {
         }
         // One growing list: a list for each model would leave a million small holes in memory.
         let rows = Mutex::new(Vec::new());
-        let add = |index: usize| {
+        let add = |index: usize, (): &mut ()| {
             let (entry, view, anchor) = &self.shared[index];
             let planned = match entry.planned(*view) {
                 Ok(planned) => planned,
@@ -527,13 +526,13 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The snapshot of these models; those that `old` has too keep what was planned. Of the variants only the `listed`
+    /// The snapshot of these models; those that `old` has too, for certain, keep what was planned. Of the variants only the `listed`
     /// are entries of directories; the others are there for who asks for them.
     pub fn new(store: &Arc<Store>, found: Vec<Found>, old: Option<&Tree>, listed: Arc<[String]>) -> Tree {
         let paths = tree_paths(&found);
         let keep = old.map_or_else(Arc::default, |old| old.keep.clone());
         let entries = found.into_iter().zip(paths).map(|(found, path)| {
-            let same = |entry: &&Arc<Entry>| *entry.found == found && entry.path == path;
+            let same = |entry: &&Arc<Entry>| *entry.found == found && entry.found.settled && entry.path == path;
             let index = old.map(|old| old.entries.binary_search_by(|entry| entry.found.name.cmp(&found.name)));
             let kept = old.zip(index.and_then(Result::ok)).map(|(old, index)| &old.entries[index]).filter(same);
             kept.cloned().unwrap_or_else(|| Arc::new(Entry::new(store.clone(), keep.clone(), found, path)))
@@ -542,7 +541,12 @@ impl Tree {
         Tree { store: store.clone(), keep, entries, sorted: OnceLock::new(), layouts: Default::default(), listed }
     }
 
-    /// Has every model say which layouts show it: from the memo, or by reading it.
+    /// Has every model say which layouts show it, unless that is done or under way: what every look at a layout waits for.
+    pub fn look(&self) {
+        self.sorted.get_or_init(|| self.sort());
+    }
+
+    /// From the memo, or by reading the models.
     fn sort(&self) {
         let memo = Memo::read(&self.store);
         for entry in &self.entries {
@@ -551,7 +555,7 @@ impl Tree {
             }
         }
         let unknown: Vec<&Arc<Entry>> = self.entries.iter().filter(|entry| entry.shown.get().is_none()).collect();
-        on_all_cores(unknown.len(), &|index| unknown[index].shown());
+        on_all_cores(unknown.len(), &|index, room| unknown[index].look(room));
         if !unknown.is_empty() {
             let known = self.entries.iter().filter_map(|entry| Some((&*entry.found, *entry.shown.get()?)));
             Memo::of(known).write(&self.store);
@@ -581,7 +585,7 @@ impl Tree {
     }
 
     fn skeleton(&self, layout: usize) -> SkeletonDir {
-        self.sorted.get_or_init(|| self.sort());
+        self.look();
         let base = layout::all()[layout];
         let mut root = SkeletonDir::new(base.name().into());
         for path in base.fixed_dirs() {
@@ -631,7 +635,14 @@ mod tests {
     fn a_default_model_keeps_its_path() {
         let found = |text: &str| {
             let name = text.parse().expect("a name");
-            Found { name, written: SystemTime::UNIX_EPOCH, version: (0, 0), forms: [0; 2] }
+            Found {
+                name,
+                written: SystemTime::UNIX_EPOCH,
+                version: (0, 0),
+                changed: (0, 0),
+                settled: true,
+                forms: [0; 2],
+            }
         };
         let paths = tree_paths(&[found("me/a:x"), found("you/a"), found("me:a"), found("host.example/me/a")]);
         assert_eq!(paths, ["registry.ollama.ai/me/a/x", "you/a/latest", "me/a", "host.example/me/a/latest"]);

@@ -4,6 +4,8 @@
 //! layers. Go reads unknown keys silently, so the layers of a model that wmount imported carry `dtype`, `shape` and
 //! `named` beside ollama's keys, and layers whose media type begins with [`OURS`] are skipped by ollama.
 
+mod brief;
+
 use serde::{Deserialize, Serialize};
 
 use super::gguf;

@@ -168,6 +168,9 @@ fn to_json(document: &impl Serialize) -> Vec<u8> {
 /// Reads a map of the given length.
 pub type GetMap<'a> = dyn Fn(&Digest, u64) -> Result<Vec<u8>, Fault> + 'a;
 
+/// A map of nothing, for who wants to know of a source everything but the bytes of its files.
+pub const NO_MAP: &[u8] = br#"{"version":1,"blobs":[],"extents":[]}"#;
+
 /// Reads the recipe of the source called `name`.
 pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault> {
     let fault = |what: String| Fault::new(0, format!("recipe of {name:?}: {what}"));

@@ -3,7 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use fuser::{BackgroundSession, Config, Filesystem, INodeNo, MountOption, Notifier, SessionACL};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -86,15 +88,29 @@ impl Session {
 
     /// Serves until it is unmounted, by a signal or from outside. A second signal ends the process at once.
     pub fn run(mut self) -> Result<()> {
-        let watch = self.watch()?;
+        let (watch, looked) = (self.watch()?, self.look()?);
         if let Some(signals) = self.signals.take() {
             let place = self.place.clone();
             thread::Builder::new().name("signals".into()).spawn(move || obey(signals, &place)).at(&self.store)?;
         }
         let ended = self.join();
         drop(watch);
+        // It may be about to write down what it saw, or never end.
+        let _ = looked.recv_timeout(Duration::from_secs(1));
         tracing::info!("{} is unmounted", self.place.mountpoint.display());
         ended
+    }
+
+    /// Begins what the first look at a layout waits for; who gets this hears when it is done.
+    fn look(&self) -> Result<Receiver<()>> {
+        let (done, looked) = channel();
+        let vfs = Arc::clone(&self.vfs);
+        let work = move || {
+            vfs.tree().look();
+            drop(done);
+        };
+        thread::Builder::new().name("look".into()).spawn(work).at(&self.store)?;
+        Ok(looked)
     }
 
     /// Keeps what is shown up to date with the store until it is dropped.

@@ -11,7 +11,8 @@ use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
-use crate::format::{BlobBytes, gguf, recipe, safetensors};
+use crate::format::recipe::{self, GetMap};
+use crate::format::{BlobBytes, gguf, safetensors};
 use crate::model::{Defect, Foreign, Model, Role, SmallFile, Tensor, WeightFile, check_path};
 
 /// The sum of all blobs of a model, in bytes, up to which no sum of sizes can overflow.
@@ -20,8 +21,13 @@ const MAX_MODEL: u64 = 1 << 60;
 impl Store {
     /// The bytes of a manifest.
     pub fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
-        let path = self.manifest_path(&found.name);
         let mut bytes = Vec::new();
+        self.read_manifest(found, &mut bytes).map(|()| bytes)
+    }
+
+    /// The bytes of a manifest in the place of what is in `bytes`.
+    fn read_manifest(&self, found: &Found, bytes: &mut Vec<u8>) -> Result<()> {
+        let path = self.manifest_path(&found.name);
         let manifests = Dir::open(&self.manifests_dir()).at(&path)?;
         let file = manifests.file(&found.name.manifest_path()).at(&path)?;
         let metadata = file.metadata().at(&path)?;
@@ -34,8 +40,11 @@ impl Store {
                 format!("{} bytes are too many for a manifest: more than {}", metadata.len(), ollama::MAX_MANIFEST);
             return Err(Error::format(&path, Fault::new(0, what)));
         }
-        file.take(ollama::MAX_MANIFEST).read_to_end(&mut bytes).at(&path)?;
-        Ok(bytes)
+        bytes.clear();
+        // Reading to the end takes one byte more to see it.
+        bytes.reserve(metadata.len() as usize + 1);
+        file.take(ollama::MAX_MANIFEST).read_to_end(bytes).at(&path)?;
+        Ok(())
     }
 
     /// Reads a manifest.
@@ -53,6 +62,33 @@ impl Store {
         let path = self.manifest_path(&found.name);
         let manifest = Manifest::parse(&bytes).at(&path)?;
         check_sizes(&manifest).at(path)?;
+        let mut model = self.model(found, &manifest, &bytes, &|digest, len| {
+            let bytes = self.small_blob(digest, len, recipe::MAX_RECIPE);
+            bytes.map_err(|error| Fault::new(0, error.to_string()))
+        })?;
+        self.fill_forms(found, &bytes, &mut model);
+        Ok(model)
+    }
+
+    /// A model that every layout shows, or does not show, as it does that of [`Store::load`]: with a few of the tensors, and
+    /// with files of which only the names are known. `None` if only [`Store::load`] can tell.
+    ///
+    /// Who reads many lends the same `room` for all their manifests.
+    ///
+    /// # Errors
+    /// A manifest or recipe that cannot be read.
+    pub fn load_brief(&self, found: &Found, room: &mut Vec<u8>) -> Result<Option<Model>> {
+        // What was computed for a form is there for all tensors.
+        if found.forms != [0; 2] {
+            return Ok(None);
+        }
+        self.read_manifest(found, room)?;
+        let Some(manifest) = Manifest::brief(room) else { return Ok(None) };
+        self.model(found, &manifest, room, &|_, _| Ok(recipe::NO_MAP.into())).map(Some)
+    }
+
+    /// The model of a manifest, whose text is `bytes`.
+    fn model(&self, found: &Found, manifest: &Manifest, bytes: &[u8], maps: &GetMap<'_>) -> Result<Model> {
         let mut model = Model {
             name: found.name.clone(),
             tensors: Vec::new(),
@@ -61,7 +97,7 @@ impl Store {
             weights: Vec::new(),
             sources: Vec::new(),
             written: found.written,
-            foreign: self.foreign(&manifest, &bytes),
+            foreign: self.foreign(manifest, bytes),
             defects: Vec::new(),
         };
         let mut read = HashSet::new();
@@ -86,18 +122,13 @@ impl Store {
                 ollama::DRAFT => self.weight_file(layer, Role::Draft, &mut model),
                 ollama::OWN_RECIPE => {
                     let bytes = self.small_blob(&layer.digest, layer.size, recipe::MAX_RECIPE)?;
-                    let map = |digest: &Digest, len| {
-                        let bytes = self.small_blob(digest, len, recipe::MAX_RECIPE);
-                        bytes.map_err(|error| Fault::new(0, error.to_string()))
-                    };
-                    let source = recipe::parse(&layer.name, &bytes, &map).map_err(|fault| damaged(layer, fault))?;
+                    let source = recipe::parse(&layer.name, &bytes, maps).map_err(|fault| damaged(layer, fault))?;
                     model.sources.push(source);
                 }
                 _ => {}
             }
         }
         model.sort();
-        self.fill_forms(found, &bytes, &mut model);
         Ok(model)
     }
 

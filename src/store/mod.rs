@@ -32,7 +32,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::extent::Blobs;
-use crate::model::ModelName;
+use crate::model::{ModelName, to_unix};
 
 pub use access::Access;
 use beneath::Dir;
@@ -57,16 +57,40 @@ pub struct Store {
 }
 
 /// A manifest found in the store, not yet read.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone)]
 pub struct Found {
     /// The model's name, from the manifest's path.
     pub name: ModelName,
     /// When the manifest was written.
     pub written: SystemTime,
-    /// The manifest's inode and length: with the time they tell one version of it from the next.
+    /// The manifest's inode and length: with the times they tell one version of it from the next.
     pub version: (u64, u64),
+    /// When the manifest's inode last changed, in seconds and nanoseconds: unlike [`Found::written`] nobody can set it.
+    pub changed: (i64, i64),
+    /// Whether it was found so long after that time that a later change has another. This is no part of what it is.
+    pub settled: bool,
     /// Which versions there are of what was computed for its other [`Form`](crate::format::Form)s, 0 where nothing was.
     pub forms: [u64; 2],
+}
+
+impl Found {
+    fn identity(&self) -> impl Eq + std::hash::Hash + '_ {
+        (&self.name, self.written, self.version, self.changed, self.forms)
+    }
+}
+
+impl PartialEq for Found {
+    fn eq(&self, other: &Found) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+impl Eq for Found {}
+
+impl std::hash::Hash for Found {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.identity().hash(state);
+    }
 }
 
 /// Held while the store is written to.
@@ -365,6 +389,9 @@ fn children(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// No file system counts time in longer steps, in seconds.
+const COARSEST: i64 = 2;
+
 fn found_in(manifests: &Dir, path: &Path, [host, namespace, name, tag]: [&str; 4]) -> Result<Found> {
     use std::os::unix::fs::MetadataExt;
     let name = ModelName::new(host, namespace, name, tag)?;
@@ -373,5 +400,7 @@ fn found_in(manifests: &Dir, path: &Path, [host, namespace, name, tag]: [&str; 4
         return Err(Error::io(path, std::io::Error::other("is no regular file")));
     }
     let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    Ok(Found { name, written, version: (metadata.ino(), metadata.len()), forms: [0; 2] })
+    let changed = (metadata.ctime(), metadata.ctime_nsec());
+    let settled = to_unix(SystemTime::now()).0 - changed.0 > COARSEST;
+    Ok(Found { name, written, version: (metadata.ino(), metadata.len()), changed, settled, forms: [0; 2] })
 }

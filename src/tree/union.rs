@@ -51,19 +51,20 @@ impl Union {
     }
 }
 
-/// Does a piece of work for each number below `count`; the results in order.
-pub(super) fn on_all_cores<T: Send>(count: usize, work: &(dyn Fn(usize) -> T + Sync)) -> Vec<T> {
+/// Does a piece of work for each number below `count`; the results in order. Each thread has a room of its own for it.
+pub(super) fn on_all_cores<T: Send, R: Default>(count: usize, work: &(dyn Fn(usize, &mut R) -> T + Sync)) -> Vec<T> {
     /// For fewer, starting threads costs more than they save.
     const FEW: usize = 8;
     if count < FEW {
-        return (0..count).map(work).collect();
+        let mut room = R::default();
+        return (0..count).map(|index| work(index, &mut room)).collect();
     }
     let next = AtomicUsize::new(0);
     let worker = || {
-        let mut done = Vec::new();
+        let (mut done, mut room) = (Vec::new(), R::default());
         loop {
             match next.fetch_add(1, Ordering::Relaxed) {
-                index if index < count => done.push((index, work(index))),
+                index if index < count => done.push((index, work(index, &mut room))),
                 _ => return done,
             }
         }

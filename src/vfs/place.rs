@@ -14,12 +14,14 @@ impl Vfs {
         let _one = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.store.find()?;
         let old = self.tree();
-        if old.entries().iter().map(|entry| &*entry.found).eq(found.iter()) {
+        let known = || old.entries().iter().map(|entry| &*entry.found);
+        let same = known().eq(found.iter());
+        if same && known().all(|found| found.settled) {
             return Ok(false);
         }
         let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
-        Ok(true)
+        Ok(!same)
     }
 
     /// The path of a directory above the models, from the root of the mount.

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -219,6 +220,8 @@ def test_the_memo_of_a_store_is_only_a_short_cut(small, tmp_path):
         return {path: status.st_ino for path, status in found.items() if ".wmount" not in path}
 
     memo = small.path / ".wmount/memo.json"
+    # Of a manifest that was written just now nothing is remembered: the next version could have the same time.
+    time.sleep(3)
     first = tree()
     kept = json.loads(memo.read_bytes())
     assert len(kept["models"]) == 2
@@ -227,3 +230,22 @@ def test_the_memo_of_a_store_is_only_a_short_cut(small, tmp_path):
         assert tree() == first
     assert json.loads(memo.read_bytes()) == kept
     assert tree() == first
+
+
+def test_a_manifest_that_was_written_over_is_looked_at_again(small, tmp_path):
+    """Also one of the same inode, length and time of writing, as `cp -p` onto it leaves."""
+    manifest = small.path / "manifests/registry.ollama.ai/library/tiny-llama/latest"
+    time.sleep(3)
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert "tiny-llama" in os.listdir(mount / "amb")
+    memo = (small.path / ".wmount/memo.json").read_bytes()
+    found, text = manifest.stat(), manifest.read_text()
+    with open(manifest, "r+") as file:
+        file.write(text.replace('"BF16"', '"FP16"').replace('"F32"', '"U32"').replace('"F16"', '"U16"'))
+    os.utime(manifest, ns=(found.st_atime_ns, found.st_mtime_ns))
+    after = manifest.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (found.st_ino, found.st_size, found.st_mtime_ns)
+    assert manifest.read_text() != text
+    with Mount(small, tmp_path / "mnt") as mount:
+        assert "tiny-llama" not in os.listdir(mount / "amb")
+    assert (small.path / ".wmount/memo.json").read_bytes() != memo

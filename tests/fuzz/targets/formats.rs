@@ -154,7 +154,12 @@ pub fn gguf(input: &[u8]) {
 
 /// An ollama manifest.
 pub fn ollama(input: &[u8]) {
-    let Some(manifest) = shown(store::Manifest::parse(input)) else { return };
+    let brief = store::Manifest::brief(input);
+    let Some(manifest) = shown(store::Manifest::parse(input)) else {
+        assert_eq!(brief, None);
+        return;
+    };
+    assert!(brief.into_iter().flat_map(|brief| brief.layers).all(|layer| manifest.layers.contains(&layer)));
     assert_eq!(store::Manifest::parse(&manifest.to_bytes()).as_ref(), Ok(&manifest));
     let _ = (manifest.is_foreign(), manifest.has_ours());
     // What ollama reads has the same blobs and names, and none of our keys.
