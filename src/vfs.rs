@@ -3,9 +3,10 @@
 //! A read needs no handle. The one lock on the way is around the snapshot and held for a clone, never across I/O.
 //! Nodes that were handed out stay readable when their model is gone from the snapshot: open files still name them.
 
-mod place;
+mod listing;
 mod mend;
 mod others;
+mod place;
 mod problems;
 mod status;
 
@@ -24,10 +25,11 @@ use crate::layout;
 use crate::meter::{Metered, Meters};
 use crate::prepare::{prepare, surveyed};
 use crate::store::{Found, Lease, RepairedFile, Store};
-use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, Union, number};
+use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, number};
 
 pub use crate::store::Access;
 pub use crate::tree::{Kind, ROOT};
+pub use listing::{Child, Children, Listing};
 use problems::Problems;
 use status::Status;
 
@@ -53,71 +55,6 @@ pub struct Attr {
     pub access: Access,
     /// Whether the name that led here may come to mean something else while mounted, or nothing.
     pub fleeting: bool,
-}
-
-/// An entry of a directory.
-#[derive(Debug, Clone)]
-pub struct Child {
-    /// Its name.
-    pub name: Box<str>,
-    /// Its inode number.
-    pub ino: u64,
-    /// Directory or file.
-    pub kind: Kind,
-}
-
-/// The entries of a directory, without `.` and `..`, in order of name.
-#[derive(Debug, Clone)]
-pub struct Listing {
-    /// The directory above, for `..`.
-    pub parent: u64,
-    /// The entries.
-    pub children: Children,
-}
-
-/// The entries of a directory in order of name.
-#[derive(Debug, Clone)]
-pub enum Children {
-    /// Of most directories.
-    Few(Arc<[Child]>),
-    /// Of one that holds the blobs of all models.
-    Blobs(Arc<Union>),
-}
-
-impl Children {
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        match self {
-            Children::Few(children) => children.len(),
-            Children::Blobs(union) => union.len(),
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// One of them.
-    pub fn get(&self, index: usize) -> Option<Child> {
-        match self {
-            Children::Few(children) => children.get(index).cloned(),
-            Children::Blobs(union) => {
-                union.get(index).map(|(name, ino)| Child { name: name.into(), ino, kind: Kind::File })
-            }
-        }
-    }
-
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = Child> {
-        (0..self.len()).filter_map(|index| self.get(index))
-    }
-}
-
-impl FromIterator<Child> for Children {
-    fn from_iter<I: IntoIterator<Item = Child>>(children: I) -> Self {
-        Children::Few(children.into_iter().collect())
-    }
 }
 
 /// Room on the file system of the store.
