@@ -108,7 +108,7 @@ impl Store {
         }
         if !root.is_dir() || !root.join("blobs").is_dir() || !root.join("manifests").is_dir() {
             return Err(Error::Invalid(format!(
-                "{shown} is no store: it has no blobs/ and manifests/; `wmount import` makes one in a new or empty directory"
+                "{shown} is no store: it has no blobs/ and manifests/; if it is a model, put it into one: wmount import {shown}"
             )));
         }
         let root = root.canonicalize().at(root)?;
