@@ -20,6 +20,7 @@
 
 pub mod error;
 mod chunks;
+mod cores;
 pub mod digest;
 pub mod dtype;
 pub mod transform;

@@ -1,9 +1,7 @@
 //! Preparing a variant: all that must be known of its tensors before it can be read at full speed, found out at once.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
 use crate::chunks::{buffer, for_each_chunk};
+use crate::cores::try_on_all_cores;
 use crate::digest::{Digest, PairHasher};
 use crate::error::{Error, Result};
 use crate::extent::{Blobs, Computed, ExtentBytes};
@@ -30,11 +28,12 @@ pub fn surveyed<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<Computed> 
 
 /// Makes these surveys on all cores; `advance` is told of the bytes of each tensor that is done. The first error ends it.
 pub fn prepare(surveys: &[Computed], blobs: &dyn Blobs, advance: &(dyn Fn(u64) + Sync)) -> Result<()> {
-    on_all_cores(surveys.len(), &|index| {
+    try_on_all_cores(surveys.len(), &|index| {
         surveys[index].survey(blobs)?;
         advance(surveys[index].input_len);
         Ok(())
     })
+    .map(drop)
 }
 
 /// The digest of each tensor's blob in a form, computed on all cores where it is not known.
@@ -47,17 +46,10 @@ pub fn form_digests(
     blobs: &dyn Blobs,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<Vec<Digest>> {
-    let digests: Vec<OnceLock<Digest>> = tensors.iter().map(|_| OnceLock::new()).collect();
-    on_all_cores(tensors.len(), &|index| {
-        let tensor = &tensors[index];
-        let digest = match form.digest(tensor) {
-            Some(known) => known,
-            None => form_digest(tensor, form, blobs, advance)?,
-        };
-        let _ = digests[index].set(digest);
-        Ok(())
-    })?;
-    Ok(digests.into_iter().filter_map(OnceLock::into_inner).collect())
+    try_on_all_cores(tensors.len(), &|index| match form.digest(&tensors[index]) {
+        Some(known) => Ok(known),
+        None => form_digest(&tensors[index], form, blobs, advance),
+    })
 }
 
 /// Reads the tensor's blob once for both digests, its own and that of the form.
@@ -79,26 +71,4 @@ fn form_digest(tensor: &Tensor, form: Form, blobs: &dyn Blobs, advance: &(dyn Fn
         return Err(Error::Damaged { digest: tensor.blob, fault: format!("its content has the digest {actual}") });
     }
     Ok(digest)
-}
-
-/// Does a piece of work for each number below `count`; the first error ends it.
-fn on_all_cores(count: usize, work: &(dyn Fn(usize) -> Result<()> + Sync)) -> Result<()> {
-    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let worker = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count || failed.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            work(index).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
-        }
-    };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..cores.min(count)).map(|_| scope.spawn(worker)).collect();
-        let own = worker();
-        let others =
-            others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        others.fold(own, Result::and)
-    })
 }

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
+use crate::cores::on_all_cores;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
@@ -24,8 +25,11 @@ use crate::store::{Found, Store};
 
 use numbering::Numbering;
 pub(crate) use numbering::number;
+use union::Row;
 pub use union::Union;
-use union::{Row, on_all_cores};
+
+/// For fewer models, starting a thread costs more than it saves.
+const WORTH: usize = 4;
 
 /// The inode number of the root directory, as FUSE wants it.
 pub const ROOT: u64 = 1;
@@ -458,7 +462,7 @@ impl SkeletonDir {
             rows.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(row));
             true
         };
-        let whole = on_all_cores(self.shared.len(), &add).into_iter().all(|added| added);
+        let whole = on_all_cores(self.shared.len(), WORTH, &add).into_iter().all(|added| added);
         let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
         let union = Arc::new(Union::of(rows));
         // What a damaged model lacks is looked for again.
@@ -555,7 +559,7 @@ impl Tree {
             }
         }
         let unknown: Vec<&Arc<Entry>> = self.entries.iter().filter(|entry| entry.shown.get().is_none()).collect();
-        on_all_cores(unknown.len(), &|index, room| unknown[index].look(room));
+        on_all_cores(unknown.len(), WORTH, &|index, room| unknown[index].look(room));
         if !unknown.is_empty() {
             let known = self.entries.iter().filter_map(|entry| Some((&*entry.found, *entry.shown.get()?)));
             Memo::of(known).write(&self.store);

@@ -1,11 +1,10 @@
 //! Hashing blobs against their names.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::{Found, Repaired, Store};
 use crate::chunks::{buffer, for_each_chunk};
+use crate::cores::on_all_cores;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
 use crate::format::ollama::Layer;
@@ -95,21 +94,15 @@ impl Store {
             }
         }
         let blobs: Vec<((Digest, u64), Users)> = users.into_iter().collect();
-        let (next, bytes, damaged) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
-        let worker = || {
-            while let Some(((digest, size), users)) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                bytes.fetch_add(*size, Ordering::Relaxed);
-                if let Err(fault) = self.check_blob(digest, *size, advance) {
-                    let Users { models, holds } = users.clone();
-                    let damage = Damage { digest: Some(*digest), size: *size, fault, models, holds };
-                    damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(damage);
-                }
-            }
+        let damage = |index: usize, (): &mut ()| {
+            let ((digest, size), users) = &blobs[index];
+            let fault = self.check_blob(digest, *size, advance).err()?;
+            let Users { models, holds } = users.clone();
+            Some(Damage { digest: Some(*digest), size: *size, fault, models, holds })
         };
-        std::thread::scope(|scope| (0..super::import::cores()).for_each(|_| _ = scope.spawn(worker)));
+        report.damaged.extend(on_all_cores(blobs.len(), 1, &damage).into_iter().flatten());
         report.blobs = blobs.len() as u64;
-        report.bytes = bytes.into_inner();
-        report.damaged.extend(damaged.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
+        report.bytes = blobs.iter().map(|((_, size), _)| size).fold(0, |sum, size| sum.saturating_add(*size));
         report.damaged.sort_by_key(|damage| damage.digest);
         Ok(report)
     }

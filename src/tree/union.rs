@@ -1,6 +1,4 @@
-//! The directory that the blobs of all models share, in few bytes for each; and work on all cores.
-
-use std::sync::atomic::{AtomicUsize, Ordering};
+//! The directory that the blobs of all models share, in few bytes for each.
 
 use crate::digest::Digest;
 
@@ -49,31 +47,4 @@ impl Union {
     pub fn get(&self, index: usize) -> Option<(String, u64)> {
         self.rows.get(index).map(|row| (row.digest.file_name(), row.ino))
     }
-}
-
-/// Does a piece of work for each number below `count`; the results in order. Each thread has a room of its own for it.
-pub(super) fn on_all_cores<T: Send, R: Default>(count: usize, work: &(dyn Fn(usize, &mut R) -> T + Sync)) -> Vec<T> {
-    /// For fewer, starting threads costs more than they save.
-    const FEW: usize = 8;
-    if count < FEW {
-        let mut room = R::default();
-        return (0..count).map(|index| work(index, &mut room)).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        let (mut done, mut room) = (Vec::new(), R::default());
-        loop {
-            match next.fetch_add(1, Ordering::Relaxed) {
-                index if index < count => done.push((index, work(index, &mut room))),
-                _ => return done,
-            }
-        }
-    };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut done: Vec<(usize, T)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()
-    });
-    done.sort_unstable_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
 }

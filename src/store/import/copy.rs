@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use super::{Counts, ImportReport, Progress, cores};
+use super::{Counts, ImportReport, Progress};
+use crate::cores::cores;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::format::ollama::Manifest;

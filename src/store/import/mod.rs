@@ -85,11 +85,6 @@ pub struct ImportReport {
     pub skipped: Vec<PathBuf>,
 }
 
-/// Worker threads for hashing.
-pub(super) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// Imports paths as one model into the store at `root`, which is made if there is none.
 ///
 /// # Errors
