@@ -3,12 +3,11 @@
 //! The output is a mask with a bit for each block, the scales, and the blocks. The survey is the mask and behind it, for
 //! every 512 blocks, how many were kept before them: enough to find any block's place by looking at few bytes.
 
-use half::f16;
 use multiversion::multiversion;
 
 use super::Input;
 use super::float::{Float, TILE, store_f16};
-use super::granules::BATCH;
+use super::granules::{BATCH, with_scratch};
 use super::int8::foreign;
 use super::quantise::{LINE, LINES, levels, pack4, peaks, quantise, scales};
 use super::survey::{PART, for_each_part};
@@ -21,6 +20,8 @@ const KEPT: u64 = 64;
 /// Bytes of one in 4 bits, and of its scale.
 const PACKED: u64 = 16;
 const SCALE: u64 = 2;
+/// Blocks that are handled together: those of a tile.
+const GROUP: u64 = LINES as u64;
 /// Blocks for which the survey has one count.
 const STRIDE: u64 = 512;
 
@@ -63,28 +64,33 @@ impl<'a> Mask<'a> {
         whole.then_some(Mask { parts, bits, counts })
     }
 
-    fn is_kept(&self, block: u64) -> bool {
-        self.bits[(block / 8) as usize] >> (block % 8) & 1 == 1
+    /// How many blocks are kept before this stride.
+    fn before(&self, stride: u64) -> u64 {
+        u64::from_le_bytes(self.counts[stride as usize])
     }
 
-    /// The last block that starts at `at` or before, and its start, when kept and packed blocks have these lengths.
+    /// A bit for each block of a group, 1 for those that are kept.
+    fn group(&self, group: u64) -> u32 {
+        let bytes = self.bits[(group * 4) as usize..].iter().take(4);
+        bytes.rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
+    }
+
+    /// The last group that starts at `at` or before, and its start, when kept and packed blocks have these lengths.
     fn find(&self, at: u64, kept: u64, packed: u64) -> (u64, u64) {
-        let start = |stride: u64| {
-            let before = u64::from_le_bytes(self.counts[stride as usize]);
-            before * kept + (stride * STRIDE - before) * packed
-        };
+        let start = |stride: u64| self.before(stride) * kept + (stride * STRIDE - self.before(stride)) * packed;
         let (mut low, mut high) = (0, self.counts.len() as u64);
         while high - low > 1 {
             let middle = low.midpoint(high);
             if start(middle) <= at { low = middle } else { high = middle }
         }
-        let (mut block, mut start) = (low * STRIDE, start(low));
+        let (mut group, mut start) = (low * STRIDE / GROUP, start(low));
         loop {
-            let len = if self.is_kept(block) { kept } else { packed };
-            if start + len > at || block + 1 == self.parts.blocks {
-                return (block, start);
+            let ones = u64::from(self.group(group).count_ones());
+            let len = ones * kept + (GROUP - ones) * packed;
+            if start + len > at || (group + 1) * GROUP >= self.parts.blocks {
+                return (group, start);
             }
-            (block, start) = (block + 1, start + len);
+            (group, start) = (group + 1, start + len);
         }
     }
 }
@@ -100,8 +106,8 @@ pub(super) fn read(float: Float, input: &dyn Input, offset: u64, mut out: &mut [
         match part {
             _ if here == 0 => {}
             Part::Mask => now.copy_from_slice(&mask.bits[at as usize..at as usize + here]),
-            Part::Scales => walk(float, input, &mask, at, now, (0, SCALE))?,
-            Part::Weights => walk(float, input, &mask, at, now, (KEPT, PACKED))?,
+            Part::Scales => walk(float, input, &mask, at, now, (0, SCALE), put_scales)?,
+            Part::Weights => walk(float, input, &mask, at, now, (KEPT, PACKED), put_blocks)?,
         }
         at = at.saturating_sub(len);
         out = later;
@@ -115,7 +121,10 @@ enum Part {
     Weights,
 }
 
-/// Fills `out` from `at` on with the scales or the blocks, whichever have these lengths.
+/// The output of one group.
+type Output = [u8; GROUP as usize * KEPT as usize];
+
+/// Fills `out` from `at` on with what `put` makes of each group: of kept blocks and of packed ones these lengths.
 fn walk(
     float: Float,
     input: &dyn Input,
@@ -123,61 +132,85 @@ fn walk(
     at: u64,
     mut out: &mut [u8],
     (kept, packed): (u64, u64),
+    put: impl Fn(&[f32; TILE], u32, &mut Output),
 ) -> Result<()> {
-    let width = float.bytes() * BLOCK;
-    let (mut block, start) = mask.find(at, kept, packed);
+    let width = (TILE * float.bytes()) as u64;
+    let (mut group, start) = mask.find(at, kept, packed);
     let mut skip = (at - start) as usize;
-    let mut scratch = Vec::new();
-    while !out.is_empty() {
-        // An estimate is enough: what is too little is made up for in the next round.
-        let wanted = (out.len() + skip).div_ceil(packed as usize) as u64;
-        let count = wanted.min((BATCH / width) as u64).min(mask.parts.blocks - block);
-        let from = block * width as u64;
-        scratch.resize((count * width as u64).min(input.len() - from) as usize, 0);
-        input.read(from, &mut scratch)?;
-        let mut left = count;
-        float.for_each_tile(&scratch, |tile| {
-            let encoded = Tile::of(tile);
-            for index in 0..left.min(LINES as u64) as usize {
-                let mut kept_bytes = [0; KEPT as usize];
-                let bytes: &[u8] = match (mask.is_kept(block), packed) {
-                    (true, SCALE) => &[],
-                    (true, _) => {
-                        store_f16(&tile[index * BLOCK..][..BLOCK], &mut kept_bytes);
-                        &kept_bytes
-                    }
-                    (false, SCALE) => &encoded.scales[index],
-                    (false, _) => &encoded.packed[index],
-                };
-                let rest = &bytes[skip..];
-                let len = rest.len().min(out.len());
+    let mut output = [0; size_of::<Output>()];
+    with_scratch(BATCH, |scratch| {
+        while !out.is_empty() {
+            // An estimate is enough: what is too little is made up for in the next round.
+            let wanted = ((out.len() + skip) as u64).div_ceil(GROUP * packed).min(scratch.len() as u64 / width);
+            let from = group * width;
+            let bytes = &mut scratch[..(wanted * width).min(input.len() - from) as usize];
+            input.read(from, bytes)?;
+            float.for_each_tile(bytes, |tile| {
+                if out.is_empty() {
+                    return;
+                }
+                let bits = mask.group(group);
+                put(tile, bits, &mut output);
+                let ones = u64::from(bits.count_ones());
+                let blocks = GROUP.min(mask.parts.blocks - group * GROUP);
+                let made = &output[skip..(ones * kept + (blocks - ones) * packed) as usize];
+                let len = made.len().min(out.len());
                 let (now, later) = std::mem::take(&mut out).split_at_mut(len);
-                now.copy_from_slice(&rest[..now.len()]);
-                (out, skip, block) = (later, 0, block + 1);
-            }
-            left = left.saturating_sub(LINES as u64);
-        });
+                now.copy_from_slice(&made[..len]);
+                (out, skip, group) = (later, 0, group + 1);
+            });
+        }
+        Ok(())
+    })
+}
+
+/// How many blocks of a group are kept before this one.
+fn kept_before(bits: u32, block: usize) -> usize {
+    (bits & ((1 << block) - 1)).count_ones() as usize
+}
+
+/// The scales of the blocks that are not kept.
+fn put_scales(tile: &[f32; TILE], bits: u32, out: &mut Output) {
+    let (stored, _) = scales_of(tile);
+    // What stands where a kept block's scale would be is overwritten by the next, or lies behind the end.
+    for (block, scale) in stored.iter().enumerate() {
+        let at = (block - kept_before(bits, block)) * SCALE as usize;
+        out[at..at + SCALE as usize].copy_from_slice(&scale.to_le_bytes());
     }
-    Ok(())
+}
+
+/// The blocks.
+fn put_blocks(tile: &[f32; TILE], bits: u32, out: &mut Output) {
+    const PACKED_LEN: usize = PACKED as usize;
+    let packed = packed(tile);
+    let place = |block| block * PACKED_LEN + kept_before(bits, block) * (KEPT - PACKED) as usize;
+    for (block, packed) in packed.iter().enumerate() {
+        out[place(block)..][..PACKED_LEN].copy_from_slice(packed);
+    }
+    let mut left = bits;
+    while left != 0 {
+        let block = left.trailing_zeros() as usize;
+        store_f16(&tile[block * BLOCK..][..BLOCK], &mut out[place(block)..][..KEPT as usize]);
+        left &= left - 1;
+    }
+}
+
+/// The scales of the blocks of a tile, and what their values are divided by.
+fn scales_of(tile: &[f32; TILE]) -> ([u16; LINES], [f32; LINES]) {
+    let (mut tops, mut stored, mut divisors) = ([0.0; LINES], [0; LINES], [0.0; LINES]);
+    peaks(tile, &mut tops);
+    scales(&tops, levels(4), &mut stored, &mut divisors);
+    (stored, divisors)
 }
 
 /// The blocks of a tile in 4 bits.
-struct Tile {
-    scales: [[u8; SCALE as usize]; LINES],
-    packed: [[u8; PACKED as usize]; LINES],
-}
-
-impl Tile {
-    fn of(tile: &[f32; TILE]) -> Tile {
-        let (mut tops, mut stored, mut divisors) = ([0.0; LINES], [f16::ZERO; LINES], [0.0; LINES]);
-        peaks(tile, &mut tops);
-        scales(&tops, levels(4), &mut stored, &mut divisors);
-        let mut codes = [0; TILE];
-        quantise(tile, &divisors, levels(4), &mut codes);
-        let mut packed = [[0; PACKED as usize]; LINES];
-        pack4(&codes, packed.as_flattened_mut());
-        Tile { scales: stored.map(f16::to_le_bytes), packed }
-    }
+fn packed(tile: &[f32; TILE]) -> [[u8; PACKED as usize]; LINES] {
+    let (_, divisors) = scales_of(tile);
+    let mut codes = [0; TILE];
+    quantise(tile, &divisors, levels(4), &mut codes);
+    let mut packed = [[0; PACKED as usize]; LINES];
+    pack4(&codes, packed.as_flattened_mut());
+    packed
 }
 
 /// Chooses the blocks that are kept.

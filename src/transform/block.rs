@@ -1,11 +1,9 @@
 //! Blocks of 4 or 5 bit integers, each behind its fp16 scale.
 
-use half::f16;
-
 use super::Input;
 use super::float::{Float, TILE};
 use super::granules::{self, Granule};
-use super::quantise::{LINE, LINES, levels, pack4, pack5, peaks, quantise, scales};
+use super::quantise::{LINES, levels, pack4, pack5, peaks, quantise, scales};
 use crate::error::Result;
 
 /// Bytes of a block's scale.
@@ -66,48 +64,37 @@ pub(super) fn read(
 }
 
 fn compute(float: Float, bits: Bits, block: BlockSize, bytes: &[u8], out: &mut [u8]) {
+    match (bits, block) {
+        (Bits::Four, BlockSize::B32) => encode::<1, 16>(float, bits, bytes, out),
+        (Bits::Four, BlockSize::B128) => encode::<4, 64>(float, bits, bytes, out),
+        (Bits::Five, BlockSize::B32) => encode::<1, 20>(float, bits, bytes, out),
+        (Bits::Five, BlockSize::B128) => encode::<4, 80>(float, bits, bytes, out),
+    }
+}
+
+/// Blocks of so many `LINE`s, and of `BODY` bytes when packed.
+fn encode<const IN_BLOCK: usize, const BODY: usize>(float: Float, bits: Bits, bytes: &[u8], out: &mut [u8]) {
     let levels = levels(bits.count());
-    let lines_in_block = block.elements() / LINE;
-    let mut packed = [0; TILE * 5 / 8];
-    let mut codes = [0; TILE];
-    let place = match (bits, block) {
-        (Bits::Four, BlockSize::B32) => place::<16>,
-        (Bits::Four, BlockSize::B128) => place::<64>,
-        (Bits::Five, BlockSize::B32) => place::<20>,
-        (Bits::Five, BlockSize::B128) => place::<80>,
-    };
-    let mut tiles = out.chunks_mut(LINES / lines_in_block * bits.granule(block));
+    let (mut codes, mut packed) = ([0; TILE], [0; TILE * 5 / 8]);
+    let (mut tops, mut stored, mut divisors) = ([0.0; LINES], [0; LINES], [0.0; LINES]);
+    let mut tiles = out.chunks_mut(LINES / IN_BLOCK * (SCALE + BODY));
     float.for_each_tile(bytes, |tile| {
-        let mut line_peaks = [0.0; LINES];
-        peaks(tile, &mut line_peaks);
-        let mut block_peaks = [0.0; LINES];
-        let blocks_in_tile = LINES / lines_in_block;
-        for (peak, lines) in block_peaks.iter_mut().zip(line_peaks.chunks_exact(lines_in_block)) {
-            *peak = lines.iter().copied().fold(0.0, f32::max);
+        peaks(tile, &mut tops);
+        for tops in tops.as_chunks_mut::<IN_BLOCK>().0 {
+            *tops = [tops.iter().copied().fold(0.0, f32::max); IN_BLOCK];
         }
-        let (mut stored, mut divisors) = ([f16::ZERO; LINES], [0.0; LINES]);
-        scales(&block_peaks[..blocks_in_tile], levels, &mut stored[..blocks_in_tile], &mut divisors[..blocks_in_tile]);
-        let mut by_line = [0.0; LINES];
-        for (lines, &divisor) in by_line.chunks_exact_mut(lines_in_block).zip(&divisors) {
-            lines.fill(divisor);
-        }
-        quantise(tile, &by_line, levels, &mut codes);
+        scales(&tops, levels, &mut stored, &mut divisors);
+        quantise(tile, &divisors, levels, &mut codes);
         match bits {
             Bits::Four => pack4(&codes, &mut packed),
             Bits::Five => pack5(&codes, &mut packed),
         }
-        if let Some(out) = tiles.next() {
-            place(&stored, &packed, out);
+        let blocks = tiles.next().unwrap_or_default().chunks_exact_mut(SCALE + BODY);
+        let scales = stored.iter().step_by(IN_BLOCK);
+        for ((scale, body), out) in scales.zip(packed.as_chunks::<BODY>().0).zip(blocks) {
+            let (head, rest) = out.split_at_mut(SCALE);
+            head.copy_from_slice(&scale.to_le_bytes());
+            rest.copy_from_slice(body);
         }
     });
-}
-
-/// Puts each scale before its block of `BODY` bytes, for as many blocks as `out` has room for.
-fn place<const BODY: usize>(scales: &[f16], packed: &[u8], out: &mut [u8]) {
-    let blocks = out.chunks_exact_mut(SCALE + BODY);
-    for ((scale, body), out) in scales.iter().zip(packed.as_chunks::<BODY>().0).zip(blocks) {
-        let (head, rest) = out.split_at_mut(SCALE);
-        head.copy_from_slice(&scale.to_le_bytes());
-        rest.copy_from_slice(body);
-    }
 }

@@ -1,7 +1,5 @@
 //! Element types that transforms read, and fp16, which they write.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use multiversion::multiversion;
 
 use crate::dtype::Dtype;
@@ -55,15 +53,7 @@ impl Float {
                 }
             }
             Float::BF16 => load_bf16(bytes, out),
-            Float::F16 => {
-                let mut halves = [f16::ZERO; 256];
-                for (out, bytes) in out.chunks_mut(256).zip(bytes.chunks(512)) {
-                    for (half, &raw) in halves.iter_mut().zip(bytes.as_chunks().0) {
-                        *half = f16::from_le_bytes(raw);
-                    }
-                    halves[..out.len()].convert_to_f32_slice(out);
-                }
-            }
+            Float::F16 => load_f16(bytes, out),
         }
     }
 
@@ -89,21 +79,93 @@ impl Float {
     }
 }
 
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
 fn load_bf16(bytes: &[u8], out: &mut [f32]) {
     for (value, &raw) in out.iter_mut().zip(bytes.as_chunks().0) {
         *value = f32::from_bits(u32::from(u16::from_le_bytes(raw)) << 16);
     }
 }
 
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+fn load_f16(bytes: &[u8], out: &mut [f32]) {
+    for (value, &raw) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *value = from_half(u16::from_le_bytes(raw));
+    }
+}
+
 /// Writes values as fp16, rounded to nearest even; beyond its range they become infinite.
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
 pub(super) fn store_f16(values: &[f32], out: &mut [u8]) {
-    let mut halves = [f16::ZERO; 256];
-    for (values, out) in values.chunks(256).zip(out.chunks_mut(512)) {
-        let halves = &mut halves[..values.len()];
-        halves.convert_from_f32_slice(values);
-        for (raw, half) in out.as_chunks_mut().0.iter_mut().zip(halves) {
-            *raw = half.to_le_bytes();
+    for (raw, &value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+        *raw = to_half(value).to_le_bytes();
+    }
+}
+
+/// The bits of the nearest fp16, of two as near the even one. A NaN is made quiet and keeps what fits of its payload.
+///
+/// In plain arithmetic and with no branch, so that a loop over it becomes one over vectors; so too [`from_half`].
+#[inline(always)]
+pub(super) fn to_half(value: f32) -> u16 {
+    /// From here on a value is infinite: 2^16. What is rounded up to it is so already.
+    const INFINITE: u32 = 0x4780_0000;
+    /// From here on it is normal: 2^-14.
+    const NORMAL: u32 = 0x3880_0000;
+    /// Its last bit is worth as much as that of a subnormal fp16, so the sum with one is rounded to it.
+    const ROUNDER: f32 = 0.5;
+    let bits = value.to_bits();
+    let size = bits & 0x7fff_ffff;
+    // The exponents' biases are 127 and 15; of the fraction 10 bits of 23 stay.
+    let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff).wrapping_add(size >> 13 & 1) >> 13;
+    let subnormal = (f32::from_bits(size) + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits());
+    let special = if size > f32::INFINITY.to_bits() { 0x7e00 | size >> 13 & 0x3ff } else { 0x7c00 };
+    let half = if size < NORMAL { subnormal } else { normal };
+    let half = if size < INFINITE { half } else { special };
+    (half | bits >> 16 & 0x8000) as u16
+}
+
+/// The value of an fp16, exactly.
+#[inline(always)]
+pub(super) fn from_half(half: u16) -> f32 {
+    /// The bits of 2^-14, from which subnormal numbers are counted.
+    const NORMAL: u32 = 113 << 23;
+    let bits = u32::from(half & 0x7fff) << 13;
+    let normal = bits + (112 << 23);
+    let subnormal = (f32::from_bits(bits + NORMAL) - f32::from_bits(NORMAL)).to_bits();
+    let size = if bits < 1 << 23 { subnormal } else { normal };
+    let size = if bits < 31 << 23 { size } else { bits | 255 << 23 };
+    f32::from_bits(size | u32::from(half & 0x8000) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    #[test]
+    fn every_half_is_its_own_value() {
+        for bits in 0..=u16::MAX {
+            let (own, expected) = (from_half(bits), f16::from_bits(bits).to_f32());
+            assert!(own.to_bits() == expected.to_bits() || (own.is_nan() && expected.is_nan()), "{bits:#x}");
+            // A NaN that signals comes back quiet.
+            assert_eq!(to_half(own), if own.is_nan() { bits | 0x200 } else { bits }, "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_half_is_taken_and_the_even_one_of_two_as_near() {
+        let check = |value: f32| assert_eq!(to_half(value), f16::from_f32(value).to_bits(), "{value:e}");
+        for bits in 0..0x7c00u16 {
+            let (low, high) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
+            let middle = if high.is_finite() { (low + high) / 2.0 } else { 65_520.0 };
+            for value in [low.next_up(), middle, middle.next_down(), middle.next_up(), high.min(1e5).next_down()] {
+                check(value);
+                check(-value);
+            }
+        }
+        for value in [0.0, 1e-45, 65_519.996, 65_536.0, f32::MAX, f32::INFINITY, f32::NAN, f32::MIN_POSITIVE] {
+            check(value);
+            check(-value);
         }
     }
 }

@@ -2,11 +2,9 @@
 //!
 //! The loops are compiled for several generations of processors; `multiversion` takes the best one when it runs.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use multiversion::multiversion;
 
-use super::float::TILE;
+use super::float::{TILE, from_half, to_half};
 
 /// Values that always share a scale: every block is made of whole lines.
 pub(super) const LINE: usize = 32;
@@ -57,13 +55,15 @@ fn larger_of_two<const N: usize>(values: &[u32]) -> [u32; N] {
 ///
 /// They are finite: beyond the range of fp16 the largest values are cut off instead. A block without a scale is divided
 /// by infinity: all of it is 0.
-pub(super) fn scales(peaks: &[f32], levels: f32, scales: &mut [f16], divisors: &mut [f32]) {
-    for (divisor, peak) in divisors.iter_mut().zip(peaks) {
-        *divisor = (peak / levels).min(f16::MAX.to_f32_const());
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+pub(super) fn scales(peaks: &[f32; LINES], levels: f32, scales: &mut [u16; LINES], divisors: &mut [f32; LINES]) {
+    /// The largest fp16.
+    const LARGEST: f32 = 65_504.0;
+    for ((&peak, stored), divisor) in peaks.iter().zip(scales).zip(divisors) {
+        let scale = peak / levels;
+        *stored = to_half(if scale < LARGEST { scale } else { LARGEST });
+        *divisor = if *stored == 0 { f32::INFINITY } else { from_half(*stored) };
     }
-    scales.convert_from_f32_slice(divisors);
-    scales.convert_to_f32_slice(divisors);
-    divisors.iter_mut().filter(|divisor| **divisor == 0.0).for_each(|divisor| *divisor = f32::INFINITY);
 }
 
 /// Each value over the divisor of its line, rounded half to even, as the low bits of a byte.
