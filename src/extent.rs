@@ -239,9 +239,21 @@ impl ExtentMap {
 
     /// The blobs that a read of this range touches.
     pub fn digests_in(&self, range: Range<u64>) -> impl Iterator<Item = Digest> {
+        self.sources_in(range).iter().filter_map(|source| self.digest_of(*source))
+    }
+
+    /// The computations that a read of this range makes.
+    pub fn computed_in(&self, range: Range<u64>) -> impl Iterator<Item = &Computed> {
+        self.sources_in(range).iter().filter_map(|source| match source {
+            Source::Computed(index, _) => Some(&self.computed[*index]),
+            _ => None,
+        })
+    }
+
+    fn sources_in(&self, range: Range<u64>) -> &[Source] {
         let first = self.starts.partition_point(|&start| start <= range.start).saturating_sub(1);
         let end = self.starts.partition_point(|&start| start < range.end).max(first);
-        self.sources[first..end].iter().filter_map(|source| self.digest_of(*source))
+        &self.sources[first..end]
     }
 
     fn digest_of(&self, source: Source) -> Option<Digest> {
@@ -336,7 +348,16 @@ impl Computed {
 
     /// All that its bytes depend on, in words; inode numbers are made of it, so it never changes.
     fn key(&self) -> String {
-        format!("{} at {} of {}, {} bytes", self.transform.name(), self.offset, self.digest.hex(), self.input_len)
+        self.of_tensor(self.transform.name())
+    }
+
+    /// The same for what must be known of the tensor, which computations can have in common.
+    pub fn survey_key(&self) -> String {
+        self.of_tensor(self.transform.survey_name())
+    }
+
+    fn of_tensor(&self, what: String) -> String {
+        format!("{what} at {} of {}, {} bytes", self.offset, self.digest.hex(), self.input_len)
     }
 }
 
@@ -356,7 +377,7 @@ impl Input for BlobInput<'_> {
     }
 
     fn survey(&self) -> Result<Arc<[u8]>> {
-        self.blobs.memo(&self.computed.key(), &|| self.computed.transform.survey(self))
+        self.blobs.memo(&self.computed.survey_key(), &|| self.computed.transform.survey(self))
     }
 }
 

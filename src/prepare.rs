@@ -1,36 +1,39 @@
 //! Preparing a variant: all that must be known of its tensors before it can be read at full speed, found out at once.
 
+use std::collections::BTreeMap;
+
 use crate::chunks::{buffer, for_each_chunk};
 use crate::cores::try_on_all_cores;
 use crate::digest::{Digest, PairHasher};
 use crate::error::{Error, Result};
-use crate::extent::{Blobs, Computed, ExtentBytes};
+use crate::extent::{Blobs, Computed};
 use crate::format::Form;
 use crate::model::Tensor;
 use crate::tree::{Body, Node};
 
-/// The computations below a node that need a survey of their tensor, the longest first.
+/// The computations below a node that need a survey of their tensor, one for each survey, the longest first.
 pub fn surveyed<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<Computed> {
-    fn collect(node: &Node, found: &mut Vec<Computed>) {
+    fn collect(node: &Node, found: &mut BTreeMap<String, Computed>) {
         match &node.body {
             Body::Dir(children) => children.iter().for_each(|(_, child)| collect(child, found)),
-            Body::File(file) => found.extend(file.content.extents().filter_map(|extent| match extent.bytes {
-                ExtentBytes::Computed { computed, .. } if computed.transform.is_surveyed() => Some(*computed),
-                _ => None,
-            })),
+            Body::File(file) => {
+                let computed = file.content.computed_in(0..file.content.size());
+                found.extend(computed.filter(|it| it.transform.is_surveyed()).map(|it| (it.survey_key(), *it)));
+            }
         }
     }
-    let mut found = Vec::new();
+    let mut found = BTreeMap::new();
     nodes.into_iter().for_each(|node| collect(node, &mut found));
+    let mut found: Vec<Computed> = found.into_values().collect();
     found.sort_by_key(|computed| std::cmp::Reverse(computed.input_len));
     found
 }
 
-/// Makes these surveys on all cores; `advance` is told of the bytes of each tensor that is done. The first error ends it.
-pub fn prepare(surveys: &[Computed], blobs: &dyn Blobs, advance: &(dyn Fn(u64) + Sync)) -> Result<()> {
+/// Makes these surveys on all cores; `advance` is told of each that is done. The first error ends it.
+pub fn prepare(surveys: &[Computed], blobs: &dyn Blobs, advance: &(dyn Fn(&Computed) + Sync)) -> Result<()> {
     try_on_all_cores(surveys.len(), &|index| {
         surveys[index].survey(blobs)?;
-        advance(surveys[index].input_len);
+        advance(&surveys[index]);
         Ok(())
     })
     .map(drop)

@@ -21,6 +21,7 @@ use dashmap::DashMap;
 use serde_json::Value;
 
 use crate::error::{AtPath, Error, Result};
+use crate::extent::Computed;
 use crate::layout;
 use crate::meter::{Metered, Meters};
 use crate::prepare::{prepare, surveyed};
@@ -116,6 +117,29 @@ struct OpenFiles {
 /// A variant of a model: the model, the index of the layout and that of the variant.
 type VariantKey = (Arc<Found>, usize, usize);
 
+/// How far a variant has prepared itself.
+#[derive(Debug)]
+enum Prepared {
+    /// These surveys are made.
+    Partly(HashSet<String>),
+    All,
+}
+
+impl Prepared {
+    fn has(&self, computed: &Computed) -> bool {
+        match self {
+            Prepared::Partly(surveys) => surveys.contains(&computed.survey_key()),
+            Prepared::All => true,
+        }
+    }
+
+    fn add(&mut self, computed: &Computed) {
+        if let Prepared::Partly(surveys) = self {
+            surveys.insert(computed.survey_key());
+        }
+    }
+}
+
 /// The tree of a store.
 #[derive(Debug)]
 pub struct Vfs {
@@ -129,8 +153,8 @@ pub struct Vfs {
     meters: Arc<Meters>,
     /// Whether a file of any variant was ever opened.
     has_variants: AtomicBool,
-    /// Variants of models that prepare themselves, and whether they have done so.
-    prepared: Arc<DashMap<VariantKey, bool>>,
+    /// Variants of models that prepare themselves, and how far they are.
+    prepared: Arc<DashMap<VariantKey, Prepared>>,
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Problems,
@@ -409,8 +433,9 @@ impl Vfs {
             self.meters.of(file.layout, file.variant).fallback();
         }
         let key = (file.model.clone(), file.layout, variant);
-        if self.prepared.contains_key(&key) || self.prepared.insert(key.clone(), false).is_some() {
-            return;
+        match self.prepared.entry(key.clone()) {
+            dashmap::Entry::Occupied(_) => return,
+            dashmap::Entry::Vacant(entry) => _ = entry.insert(Prepared::Partly(HashSet::new())),
         }
         let tree = self.tree();
         let Some(entry) = tree.entries().iter().find(|entry| entry.found == file.model).cloned() else { return };
@@ -420,30 +445,37 @@ impl Vfs {
             let counters = meters.of(key.1, Some(variant));
             let blobs = Metered::new(store.blobs(), counters, true);
             let nodes = entry.variant_of(key.1, variant);
-            let done = nodes.and_then(|nodes| prepare(&surveyed(nodes.iter().map(|node| &**node)), &blobs, &|_| ()));
+            let made = |survey: &Computed| {
+                if let Some(mut prepared) = prepared.get_mut(&key) {
+                    prepared.add(survey);
+                }
+            };
+            let done = nodes.and_then(|nodes| prepare(&surveyed(nodes.iter().map(|node| &**node)), &blobs, &made));
             if let Err(error) = done {
                 // Who reads what is damaged is told so.
                 tracing::warn!("model {}@{name}: {error}", entry.found.name);
             }
-            prepared.insert(key, true);
+            prepared.insert(key, Prepared::All);
         };
         if let Err(error) = std::thread::Builder::new().name("prepare".into()).spawn(work) {
             tracing::warn!("no thread to prepare a variant with: {error}");
         }
     }
 
-    /// Whether a read of this file may have to wait until its variant is prepared.
-    pub fn is_slow(&self, ino: u64) -> bool {
+    /// Whether a read may have to wait until something of a whole tensor is known, since its variant is not prepared yet.
+    pub fn is_slow(&self, ino: u64, offset: u64, len: u64) -> bool {
         // Most mounts have none open, and every read asks.
         if !self.has_variants.load(Ordering::Relaxed) {
             return false;
         }
-        let Ok(Inode { what: What::Node(handle), .. }) = self.inode(ino) else { return false };
-        let Ok(node) = handle.node() else { return false };
-        let Body::File(file) = &node.body else { return false };
-        let Some(variant) = file.variant else { return false };
-        let done = self.prepared.get(&(file.model.clone(), file.layout, variant)).is_some_and(|done| *done);
-        !done && !surveyed([&*node]).is_empty()
+        let slow = |file: &FileBody| {
+            let key = (file.model.clone(), file.layout, file.variant?);
+            let prepared = self.prepared.get(&key);
+            let is_known = |computed: &Computed| prepared.as_ref().is_some_and(|prepared| prepared.has(computed));
+            let mut computed = file.content.computed_in(offset..offset.saturating_add(len));
+            Some(computed.any(|computed| computed.transform.is_surveyed() && !is_known(computed)))
+        };
+        self.file(ino, slow).unwrap_or(false)
     }
 
     /// The reverse of [`Vfs::open`].

@@ -59,7 +59,7 @@ fn prepare_variant(args: &PrepareArgs, name: &ModelName, variant: &str) -> Resul
     let bytes = surveys.iter().map(|survey| survey.input_len).sum();
     let bar = Bar::new("preparing");
     bar.begin(bytes);
-    let outcome = prepare(&surveys, store.blobs(), &|bytes| bar.advance(bytes));
+    let outcome = prepare(&surveys, store.blobs(), &|survey| bar.advance(survey.input_len));
     bar.finish();
     outcome?;
     report(args, name, variant, surveys.len(), bytes)

@@ -351,8 +351,8 @@ impl Filesystem for Fuse {
         reply: ReplyData,
     ) {
         let size = size as usize;
-        if self.vfs.is_slow(ino.0) {
-            // The threads that serve requests must not all wait for one variant.
+        if self.vfs.is_slow(ino.0, offset, size as u64) {
+            // The threads that serve requests must not all wait for one survey.
             let (vfs, complaints) = (self.vfs.clone(), self.complaints.clone());
             let work = move || {
                 let mut buffer = vec![0; size];

@@ -8,8 +8,8 @@
 use multiversion::multiversion;
 
 use super::Input;
-use super::float::{Float, TILE};
-use super::granules::BATCH;
+use super::float::{Float, TILE, from_half};
+use super::granules::{BATCH, with_scratch};
 use super::int8::foreign;
 use super::survey::PART;
 use crate::digest::Hasher;
@@ -21,8 +21,10 @@ const MAX: f32 = 448.0;
 pub(super) const SCALE: u64 = 4;
 /// Characters of a digest.
 pub(super) const DIGEST: u64 = 64;
-/// Input bytes of a row from which on the scales are surveyed: every read needs those of the rows that it touches.
+/// Input bytes of a row from which on no read of codes looks for its scale itself: it would read the whole row.
 const LONG: u64 = 1 << 20;
+/// Input bytes of a row from which on the survey keeps its scale: all of them are then a 64th of the tensor at the most.
+const KEPT: u64 = 256;
 
 /// Which of the files of an encoded tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,83 +57,110 @@ impl Rows {
         self.bytes() > LONG
     }
 
-    /// Whether the survey of this part says anything.
+    fn are_scales_kept(self) -> bool {
+        self.bytes() >= KEPT
+    }
+
+    /// Whether a reader of this part needs the survey.
     pub fn is_surveyed(self, part: Fp8) -> bool {
         match part {
             Fp8::Codes => self.are_long(),
-            Fp8::Scales => false,
+            Fp8::Scales => self.are_scales_kept(),
             Fp8::Digest => true,
         }
     }
 
-    pub fn survey(self, part: Fp8, input: &dyn Input) -> Result<Vec<u8>> {
-        let scales = || {
-            let mut scales = vec![0; usize::try_from(self.count(input) * SCALE).map_err(|_| foreign())?];
-            self.read_scales(input, 0, &mut scales).map(|()| scales)
-        };
-        match part {
-            Fp8::Codes if self.are_long() => scales(),
-            Fp8::Codes | Fp8::Scales => Ok(Vec::new()),
-            Fp8::Digest => {
-                let scales = if self.are_long() { scales()? } else { Vec::new() };
-                self.digest(input, &scales)
-            }
+    /// The digest of the codes, and behind it the scales if they are kept.
+    pub fn survey(self, input: &dyn Input) -> Result<Vec<u8>> {
+        let mut survey = vec![0; DIGEST as usize];
+        if self.are_long() {
+            survey.resize(usize::try_from(DIGEST + self.count(input) * SCALE).map_err(|_| foreign())?, 0);
+            self.read_scales(input, 0, &mut survey[DIGEST as usize..])?;
         }
+        let (mut hasher, mut at, mut codes) = (Hasher::new(), 0, Vec::new());
+        let len = self.count(input) * self.elements;
+        while at < len {
+            // Whole rows, where they are short: no scale is found twice.
+            let rows = (PART as u64 / self.elements).max(1) * self.elements;
+            let piece = if self.are_long() { PART as u64 } else { rows };
+            codes.resize((len - at).min(piece) as usize, 0);
+            match self.are_long() {
+                true => self.read_long(input, &survey[DIGEST as usize..], at, &mut codes)?,
+                false => self.read_short(input, at, &mut codes, |scale| {
+                    if self.are_scales_kept() {
+                        survey.extend(scale.to_le_bytes());
+                    }
+                })?,
+            }
+            hasher.update(&codes);
+            at += codes.len() as u64;
+        }
+        survey[..DIGEST as usize].copy_from_slice(hasher.finish().hex().as_bytes());
+        Ok(survey)
     }
 
     pub fn read(self, part: Fp8, input: &dyn Input, offset: u64, out: &mut [u8]) -> Result<()> {
+        let known = |from: u64, out: &mut [u8]| {
+            let survey = input.survey()?;
+            let from = usize::try_from(from).unwrap_or(usize::MAX);
+            let range = survey.get(from..from.saturating_add(out.len())).ok_or_else(foreign)?;
+            out.copy_from_slice(range);
+            Ok(())
+        };
         match part {
-            Fp8::Codes if self.are_long() => self.read_long(input, &input.survey()?, offset, out),
-            Fp8::Codes => self.read_short(input, offset, out),
-            Fp8::Scales => self.read_scales(input, offset, out),
-            Fp8::Digest => {
-                let digest = input.survey()?;
-                let range = digest.get(offset as usize..offset as usize + out.len()).ok_or_else(foreign)?;
-                out.copy_from_slice(range);
-                Ok(())
+            Fp8::Codes if self.are_long() => {
+                let survey = input.survey()?;
+                self.read_long(input, survey.get(DIGEST as usize..).ok_or_else(foreign)?, offset, out)
             }
+            Fp8::Codes => self.read_short(input, offset, out, |_| ()),
+            Fp8::Scales if self.are_scales_kept() => known(DIGEST + offset, out),
+            Fp8::Scales => self.read_scales(input, offset, out),
+            Fp8::Digest => known(offset, out),
         }
     }
 
-    /// Whole rows are read, their scales found, and what is asked for is encoded.
-    fn read_short(self, input: &dyn Input, offset: u64, mut out: &mut [u8]) -> Result<()> {
+    /// Whole rows are read, their scales found, and what is asked for is encoded. `found` is told of each scale.
+    fn read_short(self, input: &dyn Input, offset: u64, mut out: &mut [u8], mut found: impl FnMut(f32)) -> Result<()> {
         let (mut row, mut skip) = (offset / self.elements, (offset % self.elements) as usize);
         let (elements, bytes) = (self.elements as usize, self.bytes() as usize);
         let batch = (BATCH / bytes).max(1);
-        let mut scratch = Vec::new();
-        while !out.is_empty() {
-            let count = (skip + out.len()).div_ceil(elements).min(batch);
-            scratch.resize(count * bytes, 0);
-            input.read(row * self.bytes(), &mut scratch)?;
-            for values in scratch.chunks_exact(bytes) {
-                let len = (elements - skip).min(out.len());
-                let (now, later) = out.split_at_mut(len);
-                let scale = scale(self.peak(values));
-                self.encode(&values[skip * self.float.bytes()..][..len * self.float.bytes()], scale, now);
-                (out, skip) = (later, 0);
+        with_scratch(batch * bytes, |scratch| {
+            while !out.is_empty() {
+                let count = (skip + out.len()).div_ceil(elements).min(batch);
+                let rows = &mut scratch[..count * bytes];
+                input.read(row * self.bytes(), rows)?;
+                for values in rows.chunks_exact(bytes) {
+                    let len = (elements - skip).min(out.len());
+                    let (now, later) = std::mem::take(&mut out).split_at_mut(len);
+                    let scale = scale(self.peak(values));
+                    found(scale);
+                    self.encode(&values[skip * self.float.bytes()..][..len * self.float.bytes()], scale, now);
+                    (out, skip) = (later, 0);
+                }
+                row += count as u64;
             }
-            row += count as u64;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// The scales are known: only what is asked for is read.
     fn read_long(self, input: &dyn Input, scales: &[u8], offset: u64, mut out: &mut [u8]) -> Result<()> {
         let (width, mut at) = (self.float.bytes(), offset);
         let scales = scales.as_chunks().0;
-        let mut scratch = Vec::new();
-        while !out.is_empty() {
-            let (row, skip) = (at / self.elements, at % self.elements);
-            let scale = scales.get(row as usize).copied().map(f32::from_le_bytes).ok_or_else(foreign)?;
-            let len = out.len().min(BATCH / width).min((self.elements - skip) as usize);
-            scratch.resize(len * width, 0);
-            input.read(at * width as u64, &mut scratch)?;
-            let (now, later) = out.split_at_mut(len);
-            self.encode(&scratch, scale, now);
-            at += len as u64;
-            out = later;
-        }
-        Ok(())
+        with_scratch(BATCH, |scratch| {
+            while !out.is_empty() {
+                let (row, skip) = (at / self.elements, at % self.elements);
+                let scale = scales.get(row as usize).copied().map(f32::from_le_bytes).ok_or_else(foreign)?;
+                let len = out.len().min(BATCH / width).min((self.elements - skip) as usize);
+                let values = &mut scratch[..len * width];
+                input.read(at * width as u64, values)?;
+                let (now, later) = std::mem::take(&mut out).split_at_mut(len);
+                self.encode(values, scale, now);
+                at += len as u64;
+                out = later;
+            }
+            Ok(())
+        })
     }
 
     fn read_scales(self, input: &dyn Input, offset: u64, mut out: &mut [u8]) -> Result<()> {
@@ -165,27 +194,12 @@ impl Rows {
         Ok(())
     }
 
-    fn digest(self, input: &dyn Input, scales: &[u8]) -> Result<Vec<u8>> {
-        let len = self.count(input) * self.elements;
-        let (mut hasher, mut at, mut codes) = (Hasher::new(), 0, Vec::new());
-        while at < len {
-            codes.resize((len - at).min(PART as u64) as usize, 0);
-            match self.are_long() {
-                true => self.read_long(input, scales, at, &mut codes)?,
-                false => self.read_short(input, at, &mut codes)?,
-            }
-            hasher.update(&codes);
-            at += codes.len() as u64;
-        }
-        Ok(hasher.finish().hex().into_bytes())
-    }
-
     /// The largest finite absolute value.
     fn peak(self, bytes: &[u8]) -> f32 {
         match self.float {
             // Among absolute values the order of the bits is that of the numbers, also of those that bf16 has left out.
             Float::BF16 => f32::from_bits(u32::from(peak16(bytes, 0x7f80)) << 16),
-            Float::F16 => half::f16::from_bits(peak16(bytes, 0x7c00)).to_f32(),
+            Float::F16 => from_half(peak16(bytes, 0x7c00)),
             Float::F32 => f32::from_bits(peak32(bytes)),
         }
     }

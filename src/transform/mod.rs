@@ -3,7 +3,8 @@
 //! A [`Transform`] is a small value. The length of its output is a pure function of the length of its input, so a
 //! virtual file has its size before anything is computed. Output is cut into granules (the bytes of a block, an element
 //! or a row), and a read computes the granules that it touches and trims them: every read equals that range of the whole
-//! output, and costs memory that does not depend on the tensor's size.
+//! output, and costs memory that does not depend on the tensor's size: input comes in pieces through one buffer for each
+//! thread.
 //!
 //! Some transforms must know something of the whole tensor first, such as the largest value. This is their survey: one
 //! pass on all cores, whose short result [`Input::survey`] keeps.
@@ -86,6 +87,14 @@ impl Transform {
         }
     }
 
+    /// The same for its survey: the parts of an encoded tensor have one in common.
+    pub fn survey_name(self) -> String {
+        match self {
+            Transform::Fp8(float, elements, _) => format!("e4m3fn survey of {}, rows of {elements}", float.name()),
+            other => other.name(),
+        }
+    }
+
     /// The element type of its input.
     pub fn float(self) -> Float {
         match self {
@@ -147,7 +156,7 @@ impl Transform {
             Transform::Block(..) => Ok(Vec::new()),
             Transform::Int8(float) => int8::survey(float, input),
             Transform::Adaptive(float) => adaptive::survey(float, input),
-            Transform::Fp8(float, elements, part) => Rows { float, elements }.survey(part, input),
+            Transform::Fp8(float, elements, _) => Rows { float, elements }.survey(input),
         }
     }
 }
