@@ -24,7 +24,7 @@ pub struct MountArgs {
     /// Let other users read the mount
     #[arg(long)]
     pub allow_other: bool,
-    /// Show gds_export's fp16 variant also of models that have values beyond its range; these become infinite
+    /// Show fp16 variants also of models that have values beyond its range; these become infinite
     #[arg(long)]
     pub allow_overflow: bool,
     /// Let files be opened for writing and mapped writable, as mlx does with .gguf files; every write is refused

@@ -1,13 +1,16 @@
 //! `wmount show MODEL` and `wmount show FILE.amb`.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use super::StoreArgs;
 use super::output::{count, print, print_json, size, table};
 use super::variant::{Named, Variant};
-use crate::error::Result;
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::extent::Blobs;
 use crate::layout::{self, Files, Layout};
 use crate::model::Model;
 use crate::tree::Tree;
@@ -48,7 +51,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         Shown::File(path) => return super::amb::show_file(path, args.json),
         Shown::Model(named) => named,
     };
-    let store = std::sync::Arc::new(args.store.open()?);
+    let store = Arc::new(args.store.open()?);
     let model = store.load(&store.find_one(name)?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
     let tree = Tree::new(&store, store.find()?, None, [].into());
@@ -98,10 +101,16 @@ fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_
                 };
                 layouts.insert(base.name().into(), place);
             }
-            // Whether values overflow is left to who asks for the variant: it takes a read of all tensors.
             None => {
+                let remembered = Remembered(files.0);
                 for (name, layout) in base.variants() {
-                    let place = place_in(*layout, model, &format!("{path}@{name}"));
+                    let path = format!("{path}@{name}");
+                    let place = variant_in(*layout, model, &path, Files(&remembered)).unwrap_or_else(|_| {
+                        let mut place = place_in(*layout, model, &path);
+                        place["unless"] =
+                            json!(format!("values would become infinite: wmount show {}@{name}", model.name));
+                        place
+                    });
                     layouts.insert(format!("{}@{name}", base.name()), place);
                 }
                 layouts.insert(base.name().into(), place_in(base, model, path));
@@ -122,10 +131,27 @@ fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_
     }))
 }
 
+/// Blobs of which only what was found out before is known: for who does not ask for one variant it is not worth a read of
+/// all tensors.
+struct Remembered<'a>(&'a dyn Blobs);
+
+impl Blobs for Remembered<'_> {
+    fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.0.read_exact(digest, offset, buf)
+    }
+
+    fn memo(&self, key: &str, _: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        self.0.memo(key, &|| Err(Error::NotFound(key.into())))
+    }
+}
+
 /// Where a variant shows the model, or why not; finding out may read all tensors.
 fn variant_in(layout: &dyn Layout, model: &Model, path: &str, files: Files<'_>) -> Result<Value> {
     let place = place_in(layout, model, path);
-    Ok(match layout.overflow(model, files)?.filter(|_| place["shown"] == true) {
+    if place["shown"] != true {
+        return Ok(place);
+    }
+    Ok(match layout.overflow(model, files)? {
         Some(overflow) => {
             json!({"shown": false, "reason": format!("{overflow}; only a mount with --allow-overflow shows it")})
         }
@@ -160,8 +186,11 @@ fn text(model: &Value) -> String {
     list("damaged").iter().for_each(|defect| text += &format!("  damaged: {}\n", word(defect)));
     text += "\nlayouts\n";
     let layouts = model["layouts"].as_object().into_iter().flatten().map(|(name, layout)| {
-        let place =
-            if layout["shown"] == true { word(&layout["path"]) } else { format!("no: {}", word(&layout["reason"])) };
+        let place = match (layout["shown"] == true, layout["unless"].as_str()) {
+            (true, None) => word(&layout["path"]),
+            (true, Some(unless)) => format!("{}, unless {unless}", word(&layout["path"])),
+            (false, _) => format!("no: {}", word(&layout["reason"])),
+        };
         vec![name.clone(), place]
     });
     text += &indent(layouts.collect(), &[]);

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use super::components::split;
+use super::overflow::overflow;
 use super::{Anchor, Branch, Files, Layout, VirtualFile, model_dir};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -72,7 +73,11 @@ impl Layout for GdsExport {
     }
 
     fn overflow(&self, model: &Model, files: Files<'_>) -> Result<Option<String>> {
-        if *self == GdsExport::F16 { overflow(model, files) } else { Ok(None) }
+        if *self != GdsExport::F16 {
+            return Ok(None);
+        }
+        let casts = model.tensors().iter().filter(|tensor| tensor.len > 0);
+        overflow(casts.filter_map(|tensor| Some((&*tensor.name, tensor.computed(cast_of(tensor)?)))), files)
     }
 }
 
@@ -108,31 +113,6 @@ fn check_names(tensors: &[Tensor]) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// The tensors of which values would become infinite as fp16, with their number.
-fn overflow(model: &Model, files: Files<'_>) -> Result<Option<String>> {
-    /// Tensors that are named; of more than these only the number is told.
-    const NAMED: usize = 8;
-    let mut hurt = Vec::new();
-    for tensor in model.tensors() {
-        let Some(cast) = cast_of(tensor).filter(|_| tensor.len > 0) else { continue };
-        let survey = tensor.computed(cast).survey(files.0)?;
-        let count = survey[..].try_into().map(u64::from_le_bytes);
-        let count = count.map_err(|_| Error::Invalid(format!("the count for {:?} is damaged", tensor.name)))?;
-        if count > 0 {
-            hurt.push((count, &tensor.name));
-        }
-    }
-    if hurt.is_empty() {
-        return Ok(None);
-    }
-    let total: u64 = hurt.iter().map(|(count, _)| count).sum();
-    let named: Vec<String> = hurt.iter().take(NAMED).map(|(count, name)| format!("{count} in {name:?}")).collect();
-    let more = hurt.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!(" and others in {more} more tensors") } else { String::new() };
-    let verb = if total == 1 { "value would become" } else { "values would become" };
-    Ok(Some(format!("{total} {verb} infinite: {}{more}", named.join(", "))))
 }
 
 /// How a tensor becomes fp16, if it is of a type that oLLM does not read as what it is.

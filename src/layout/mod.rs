@@ -10,6 +10,7 @@ mod gds_export;
 mod gguf;
 mod ollama;
 mod original;
+mod overflow;
 mod safetensors;
 
 use std::borrow::Cow;

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 import amb_reference as reference
 import readers
-from harness import Mount, digest, run
+from harness import Mount, digest, run, unmount
 
 
 def arrays(directory):
@@ -47,9 +47,15 @@ def test_odd_values_and_sizes(store, tmp_path):
     (tmp_path / "odd").mkdir()
     save_file(tensors, tmp_path / "odd/model.safetensors")
     store.add(tmp_path / "odd", name="odd")
-    base = reference.read(store.run("cat", "amb/odd/latest.amb").stdout)
-    for which in reference.VARIANTS:
-        found = reference.read(store.run("cat", f"amb/odd/latest@{which}.amb").stdout)
+    at = tmp_path / "mnt"
+    at.mkdir()
+    run("--allow-overflow", store.path, at)
+    try:
+        base = reference.load(at / "amb/odd/latest.amb")
+        made_by = {which: reference.load(at / f"amb/odd/latest@{which}.amb") for which in reference.VARIANTS}
+    finally:
+        unmount(at)
+    for which, found in made_by.items():
         for name, array in tensors.items():
             made = reference.variant(name, array, which) if array.dtype != np.int8 else None
             record = found.records[name]

@@ -167,12 +167,18 @@ def test_f16_is_refused_where_values_would_become_infinite(store, tmp_path):
     values = np.float32([[65519.9, 65520, -1e30], [np.inf, np.nan, 1]])
     save_file({"layer.weight": values, "fine": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
     store.add(tmp_path / "model.safetensors", name="wide")
-    shown = store.json("show", "wide@f16")["layouts"]["gds_export"]
-    assert shown["shown"] is False
-    assert "2 values" in shown["reason"] and "2 in" in shown["reason"] and "layer.weight" in shown["reason"]
+    for unasked in ("gds_export@f16", "amb@f16"):
+        assert "wide:latest@f16" in store.json("show", "wide")["layouts"][unasked]["unless"]
+    for layout in ("gds_export", "amb"):
+        shown = store.json("show", "wide@f16")["layouts"][layout]
+        assert shown["shown"] is False
+        assert "2 values" in shown["reason"] and "2 in" in shown["reason"] and "layer.weight" in shown["reason"]
+        assert store.json("show", "wide")["layouts"][f"{layout}@f16"] == shown, "what was found out is remembered"
     with Mount(store, tmp_path / "mnt") as mount:
         assert (mount / "gds_export/wide/latest").is_dir()
         assert not (mount / "gds_export/wide/latest@f16").exists()
+        assert (mount / "amb/wide/latest@int8.amb").is_file()
+        assert not (mount / "amb/wide/latest@f16.amb").exists()
         status = json.loads((mount / ".wmount/status.json").read_bytes())
         assert status["layouts"]["gds_export@f16"]["fallbacks"] >= 1
     at = tmp_path / "mnt"

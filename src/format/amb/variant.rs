@@ -52,12 +52,16 @@ impl Variant {
         }
     }
 
+    /// What is done to a tensor. `None` if it stays as it is stored.
+    pub fn computed(self, tensor: &Tensor) -> Option<Computed> {
+        let float = Float::of(tensor.dtype).filter(|_| is_weight(tensor))?;
+        let is_cast = (self, float) != (Variant::F16, Float::F16);
+        is_cast.then(|| tensor.computed(self.transform(float)))
+    }
+
     /// Code and data of a record. `None` if the tensor stays as it is stored.
     pub(super) fn record(self, tensor: &Tensor) -> Option<(u8, ExtentMap)> {
-        let float = Float::of(tensor.dtype).filter(|_| is_weight(tensor))?;
-        if (self, float) == (Variant::F16, Float::F16) {
-            return None;
-        }
+        let computed = self.computed(tensor)?;
         // The prefix: quantisation type, block size, scale type.
         let block = |code: u8, size: u64| (code, Some([code, size as u8, (size >> 8) as u8, 1]));
         let (code, prefix) = match self {
@@ -69,8 +73,6 @@ impl Variant {
         };
         let mut data = ExtentMap::new();
         prefix.iter().for_each(|prefix| data.push_inline(prefix));
-        let (digest, offset, input_len) = (tensor.blob, tensor.offset, tensor.len);
-        let computed = Computed { transform: self.transform(float), digest, offset, input_len };
         data.push_computed(computed, tensor.blob_len).expect("checked when the model was loaded");
         Some((code, data))
     }

@@ -7,6 +7,7 @@ mod config;
 mod metadata;
 mod tokenizer;
 
+use super::overflow::overflow;
 use super::{Anchor, AnchorKind, Branch, Files, Layout, VirtualFile};
 use crate::error::{AtPath, Error, Result};
 use crate::extent::ExtentMap;
@@ -69,6 +70,12 @@ impl Layout for Amb {
 
     fn variants(&self) -> &'static [(&'static str, &'static dyn Layout)] {
         if self.0.is_none() { &VARIANTS } else { &[] }
+    }
+
+    fn overflow(&self, model: &Model, files: Files<'_>) -> Result<Option<String>> {
+        let Some(variant) = self.0 else { return Ok(None) };
+        let casts = model.tensors().iter().filter_map(|tensor| Some((&*tensor.name, variant.computed(tensor)?)));
+        overflow(casts, files)
     }
 }
 
