@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Body, FileBody, Kind, Node, View};
+use super::entry::View;
+use super::{Body, FileBody, Kind, Node};
 use crate::digest::{Digest, Hasher};
 use crate::extent::ExtentMap;
 use crate::layout::Branch;

@@ -1,0 +1,209 @@
+//! The models of the snapshot, and where their nodes stand.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::numbering::Numbering;
+use super::{Node, Step};
+use crate::error::{Error, Result};
+use crate::keep::{Cell, Keep};
+use crate::layout::{self, Anchor, Files, Layout};
+use crate::model::{Model, ModelName};
+use crate::store::{Found, Store};
+
+/// The nodes at the anchors of one layout.
+pub(super) type Anchored = Vec<Arc<Node>>;
+
+/// A model in the snapshot, read and planned when touched.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its manifest.
+    pub found: Arc<Found>,
+    /// Its path in the layouts.
+    pub path: String,
+    store: Arc<Store>,
+    keep: Arc<Keep>,
+    model: Cell<Model>,
+    plans: [Cell<Anchored>; layout::COUNT],
+    /// The nodes of variants that were touched.
+    variants: Mutex<HashMap<View, Arc<Cell<Anchored>>>>,
+    /// A bit for each layout that shows it.
+    pub(super) shown: OnceLock<u64>,
+}
+
+/// A layout, or one of its variants, by index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct View {
+    pub layout: usize,
+    pub variant: Option<usize>,
+}
+
+impl View {
+    pub fn layout(self) -> &'static dyn Layout {
+        let layout = layout::all()[self.layout];
+        self.variant.map_or(layout, |variant| layout.variants()[variant].1)
+    }
+
+    /// Where a model at `path` stands.
+    pub fn anchors(self, name: &ModelName, path: &str) -> Vec<Anchor> {
+        match self.variant {
+            None => self.layout().anchors(name, path),
+            Some(variant) => {
+                let (suffix, view) = layout::all()[self.layout].variants()[variant];
+                view.anchors(name, &format!("{path}@{suffix}"))
+            }
+        }
+    }
+}
+
+impl Entry {
+    pub(super) fn new(store: Arc<Store>, keep: Arc<Keep>, found: Found, path: String) -> Entry {
+        let (model, plans) = (Cell::default(), std::array::from_fn(|_| Cell::default()));
+        let variants = Mutex::default();
+        Entry { found: Arc::new(found), path, store, keep, model, plans, variants, shown: OnceLock::new() }
+    }
+
+    /// The model.
+    pub fn model(&self) -> Result<Arc<Model>> {
+        self.model.get(&self.keep, || {
+            let model = self.store.load(&self.found)?;
+            /// A model can have as many as layers.
+            const SHOWN: usize = 20;
+            for defect in model.defects.iter().take(SHOWN) {
+                tracing::warn!("model {}: {}", model.name, defect);
+            }
+            if let more @ 1.. = model.defects.len().saturating_sub(SHOWN) {
+                tracing::warn!("model {}: {more} more of the kind; wmount show lists them", model.name);
+            }
+            let memory = model.memory();
+            Ok((model, memory))
+        })
+    }
+
+    /// The nodes at the anchors of a layout or variant.
+    pub(super) fn planned(&self, view: View) -> Result<Arc<Anchored>> {
+        let make = || {
+            let layout = view.layout();
+            let (model, files) = (self.model()?, Files(self.store.blobs()));
+            if !layout.shows_damaged() {
+                model.check_whole()?;
+            }
+            if view.variant.is_some()
+                && !self.store.allows_overflow()
+                && let Some(reason) = layout.overflow(&model, files)?
+            {
+                let shown = view.anchors(&self.found.name, &self.path).swap_remove(0).path;
+                let reason = format!("{}/{shown}: {reason}; --allow-overflow shows it", layout.name());
+                tracing::info!("{reason}");
+                return Err(Error::Refused(reason));
+            }
+            let branches = layout.plan(&model, files)?;
+            let anchors = view.anchors(&self.found.name, &self.path);
+            let nodes = anchors.into_iter().zip(branches).map(|(anchor, branch)| {
+                let path = format!("{}/{}", layout.name(), anchor.path);
+                Numbering::new(&branch, &self.found, view).node(&path, &path, branch)
+            });
+            let nodes: Anchored = nodes.collect();
+            let memory = nodes.iter().map(|node| node.memory()).sum();
+            Ok((nodes, memory))
+        };
+        if view.variant.is_none() {
+            return self.plans[view.layout].get(&self.keep, make);
+        }
+        let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
+        plan.get(&self.keep, make)
+    }
+
+    /// What stands at the anchors of one variant of a layout, by index.
+    pub fn variant_of(&self, layout: usize, variant: usize) -> Result<Arc<Vec<Arc<Node>>>> {
+        self.planned(View { layout, variant: Some(variant) })
+    }
+
+    /// What stands at the anchors of a variant, in every layout that has it and shows it; if none does, the first says why.
+    pub fn variant(&self, name: &str) -> Result<Vec<Arc<Node>>> {
+        let (mut nodes, mut refusal) = (Vec::new(), None);
+        for (layout, base) in layout::all().into_iter().enumerate() {
+            let variants = base.variants().iter().enumerate().filter(|(_, (other, _))| *other == name);
+            for (variant, (_, shown)) in variants {
+                let refused =
+                    |why| Error::Invalid(format!("{}/ does not show {}: {why}", base.name(), self.found.name));
+                match shown.expresses(&*self.model()?) {
+                    Ok(()) => nodes.extend(self.planned(View { layout, variant: Some(variant) })?.iter().cloned()),
+                    Err(why) => refusal = refusal.or(Some(refused(why))),
+                }
+            }
+        }
+        match refusal {
+            Some(refusal) if nodes.is_empty() => Err(refusal),
+            _ => Ok(nodes),
+        }
+    }
+
+    /// Whether a layout or variant shows it.
+    pub(super) fn shows(&self, view: View) -> bool {
+        let expressed = || self.model().is_ok_and(|model| view.layout().expresses(&model).is_ok());
+        let shown = self.shown.get().copied().unwrap_or_else(|| self.look(&mut Vec::new()));
+        shown & 1 << view.layout != 0 && (view.variant.is_none() || expressed())
+    }
+
+    /// A bit for each layout that shows it. What cannot be read is shown in `original/`, where touching it tells why.
+    pub(super) fn look(&self, room: &mut Vec<u8>) -> u64 {
+        let layouts = layout::all().into_iter().enumerate();
+        let mask = |test: &dyn Fn(&dyn Layout) -> bool| {
+            layouts.filter(|(_, view)| test(*view)).fold(0, |mask, (index, _)| mask | 1 << index)
+        };
+        let brief = self.store.load_brief(&self.found, room);
+        match brief.and_then(|brief| brief.map_or_else(|| self.model(), |brief| Ok(Arc::new(brief)))) {
+            // What damage hides is not remembered.
+            Ok(model) if !model.is_settled() => mask(&|view| view.expresses(&model).is_ok()),
+            Ok(model) => *self.shown.get_or_init(|| mask(&|view| view.expresses(&model).is_ok())),
+            Err(error) => {
+                tracing::warn!("model {}: {error}", self.found.name);
+                mask(&|view| view.name() == "original")
+            }
+        }
+    }
+}
+
+/// Where a node stands, to find it when it is no longer kept.
+#[derive(Debug, Clone)]
+pub struct Place {
+    entry: Arc<Entry>,
+    view: View,
+    anchor: usize,
+    /// The path below the anchor.
+    path: Box<str>,
+}
+
+impl Place {
+    pub(super) fn of(entry: &Arc<Entry>, view: View, anchor: usize, path: &str) -> Place {
+        Place { entry: entry.clone(), view, anchor, path: path.into() }
+    }
+
+    pub(super) fn step(self) -> Result<Step<'static>> {
+        Ok(Step::Node(self.node()?, self))
+    }
+
+    /// The model whose it is.
+    pub fn model(&self) -> &Arc<Found> {
+        &self.entry.found
+    }
+
+    /// The place of an entry of this directory.
+    pub fn below(&self, name: &str) -> Place {
+        let path = if self.path.is_empty() { name.into() } else { format!("{}/{name}", self.path).into() };
+        Place { path, ..self.clone() }
+    }
+
+    /// The path below the anchor.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The node that stands here.
+    pub fn node(&self) -> Result<Arc<Node>> {
+        let root = self.entry.planned(self.view)?[self.anchor].clone();
+        let parts = self.path.split('/').filter(|part| !part.is_empty());
+        parts.into_iter().try_fold(root, |node, part| node.child(part).cloned())
+    }
+}

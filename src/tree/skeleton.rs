@@ -1,0 +1,235 @@
+//! The directories above the models, made of names alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use super::entry::View;
+use super::union::Row;
+use super::{Body, Entry, Kind, Node, Place, ROOT, Union, WORTH, number};
+use crate::cores::on_all_cores;
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::layout::{self, AnchorKind};
+
+/// A directory of the skeleton.
+#[derive(Debug, Default)]
+pub struct SkeletonDir {
+    /// Path from the root of the mount, `""` for the root itself.
+    pub path: String,
+    /// When the newest model below it was written.
+    pub mtime: Option<SystemTime>,
+    children: BTreeMap<String, SkeletonChild>,
+    /// The models that share this directory, and which of their anchors it is.
+    shared: Vec<(Arc<Entry>, View, usize)>,
+    union: OnceLock<Arc<Union>>,
+    /// The models that have files beside the children, and which of their anchors this directory is.
+    beside: Vec<(Arc<Entry>, View, usize)>,
+}
+
+#[derive(Debug)]
+enum SkeletonChild {
+    Dir(SkeletonDir),
+    Anchor { entry: Arc<Entry>, view: View, anchor: usize, kind: Kind },
+}
+
+/// What a name in a skeleton directory leads to.
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// Another directory of the skeleton.
+    Dir(&'a SkeletonDir),
+    /// A model's own directory or file, and where it stands.
+    Node(Arc<Node>, Place),
+}
+
+impl SkeletonDir {
+    pub(super) fn new(path: String) -> SkeletonDir {
+        SkeletonDir { path, ..SkeletonDir::default() }
+    }
+
+    /// Its inode number.
+    pub fn ino(&self) -> u64 {
+        if self.path.is_empty() { ROOT } else { number(&["skeleton", &self.path], &[]) }
+    }
+
+    /// Its number of names.
+    pub fn nlink(&self) -> u32 {
+        let is_dir = |child: &SkeletonChild| match child {
+            SkeletonChild::Dir(_) => true,
+            SkeletonChild::Anchor { kind, .. } => *kind == Kind::Dir,
+        };
+        2 + self.children.values().filter(|child| is_dir(child)).count() as u32
+    }
+
+    /// What `name` leads to.
+    pub fn child(&self, name: &str) -> Result<Step<'_>> {
+        match self.children.get(name) {
+            Some(SkeletonChild::Dir(dir)) => Ok(Step::Dir(dir)),
+            Some(SkeletonChild::Anchor { entry, view, anchor, .. }) => Place::of(entry, *view, *anchor, "").step(),
+            None => {
+                if let Some((entry, view, anchor)) = self.unlisted(name) {
+                    return Place::of(entry, view, anchor, "").step();
+                }
+                let absent = || Error::NotFound(format!("{}/{name}", self.path));
+                for (entry, view, anchor) in &self.beside {
+                    if entry.planned(*view)?[*anchor].child(name).is_ok() {
+                        return Place::of(entry, *view, *anchor, name).step();
+                    }
+                }
+                let digest = Digest::from_file_name(name).filter(|_| self.is_shared()).ok_or_else(absent)?;
+                let (entry, view, anchor) = &self.shared[self.blobs()?.model(&digest).ok_or_else(absent)?];
+                Place::of(entry, *view, *anchor, name).step()
+            }
+        }
+    }
+
+    /// The directory of the skeleton that has this name.
+    pub(super) fn dir(&self, name: &str) -> Option<&SkeletonDir> {
+        match self.children.get(name)? {
+            SkeletonChild::Dir(dir) => Some(dir),
+            SkeletonChild::Anchor { .. } => None,
+        }
+    }
+
+    /// The variant of a model of this directory that has this name. No model's own name has an `@`.
+    fn unlisted(&self, name: &str) -> Option<(&Arc<Entry>, View, usize)> {
+        let (stem, rest) = name.split_once('@')?;
+        let base = |suffix: &str| Some(format!("{stem}{}", rest.strip_prefix(suffix)?));
+        for layout in 0..layout::all().len() {
+            for (variant, (suffix, _)) in layout::all()[layout].variants().iter().enumerate() {
+                let view = View { layout, variant: Some(variant) };
+                if let Some(base) = base(suffix)
+                    && let Some(SkeletonChild::Anchor { entry, view: of, anchor, .. }) = self.children.get(&base)
+                    && *of == (View { layout, variant: None })
+                    && entry.shows(view)
+                {
+                    return Some((entry, view, *anchor));
+                }
+            }
+        }
+        None
+    }
+
+    /// Its entries in order of name: name, inode number and kind.
+    ///
+    /// A model that cannot be read keeps its name here, with a number of its path: damage is an error when it is
+    /// touched, and no absence.
+    pub fn entries(&self) -> Result<Vec<(Box<str>, u64, Kind)>> {
+        let entry = |(name, child): (&String, &SkeletonChild)| {
+            let (ino, kind) = match child {
+                SkeletonChild::Dir(dir) => (dir.ino(), Kind::Dir),
+                SkeletonChild::Anchor { entry, view, anchor, kind } => match entry.planned(*view) {
+                    Ok(nodes) => (nodes[*anchor].ino, *kind),
+                    Err(Error::Refused(_)) => return None,
+                    Err(_) => (number(&["damaged", &self.path, name], &[]), *kind),
+                },
+            };
+            Some((name.as_str().into(), ino, kind))
+        };
+        let mut entries: Vec<(Box<str>, u64, Kind)> = self.children.iter().filter_map(entry).collect();
+        if self.is_shared() {
+            let union = self.blobs()?;
+            entries.extend((0..union.len()).filter_map(|at| union.get(at)).map(|(n, ino)| (n.into(), ino, Kind::File)));
+        }
+        for (entry, view, anchor) in &self.beside {
+            // A model that cannot be planned has the name of its own file above.
+            let Ok(nodes) = entry.planned(*view) else { continue };
+            let Body::Dir(children) = &nodes[*anchor].body else { continue };
+            let others = children.iter().filter(|(name, _)| !self.children.contains_key(&**name));
+            entries.extend(others.map(|(name, node)| (name.clone(), node.ino, node.kind())));
+        }
+        entries.sort_by(|a, b| a.0.cmp(&b.0));
+        // Of two that have one name the first is found.
+        entries.dedup_by(|next, first| next.0 == first.0);
+        Ok(entries)
+    }
+
+    /// Whether it holds the blobs of several models, and nothing else.
+    pub fn is_shared(&self) -> bool {
+        !self.shared.is_empty() && self.children.is_empty()
+    }
+
+    /// The blobs of a shared directory.
+    pub fn blobs(&self) -> Result<Arc<Union>> {
+        if let Some(union) = self.union.get() {
+            return Ok(union.clone());
+        }
+        // One growing list: a list for each model would leave a million small holes in memory.
+        let rows = Mutex::new(Vec::new());
+        let add = |index: usize, (): &mut ()| {
+            let (entry, view, anchor) = &self.shared[index];
+            let planned = match entry.planned(*view) {
+                Ok(planned) => planned,
+                Err(error) => {
+                    tracing::warn!("model {}: {error}", entry.found.name);
+                    return false;
+                }
+            };
+            let Body::Dir(children) = &planned[*anchor].body else { return true };
+            let row = |(name, node): &(Box<str>, Arc<Node>)| {
+                Some(Row { digest: Digest::from_file_name(name)?, ino: node.ino, model: index as u32 })
+            };
+            rows.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(row));
+            true
+        };
+        let whole = on_all_cores(self.shared.len(), WORTH, &add).into_iter().all(|added| added);
+        let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let union = Arc::new(Union::of(rows));
+        // What a damaged model lacks is looked for again.
+        match whole {
+            true => Ok(self.union.get_or_init(|| union).clone()),
+            false => Ok(union),
+        }
+    }
+
+    /// The directory at a path below this one, made as needed.
+    pub(super) fn make(&mut self, path: &str) -> Option<&mut SkeletonDir> {
+        path.split('/').filter(|part| !part.is_empty()).try_fold(self, |dir, part| {
+            let below = if dir.path.is_empty() { part.to_owned() } else { format!("{}/{part}", dir.path) };
+            let child = dir.children.entry(part.to_owned());
+            match child.or_insert_with(|| SkeletonChild::Dir(SkeletonDir::new(below))) {
+                SkeletonChild::Dir(dir) => Some(dir),
+                SkeletonChild::Anchor { .. } => None,
+            }
+        })
+    }
+
+    /// Puts an anchor in its place; `None` if something stands there or in the way.
+    pub(super) fn put(
+        &mut self,
+        path: &str,
+        entry: &Arc<Entry>,
+        view: View,
+        anchor: usize,
+        kind: AnchorKind,
+    ) -> Option<()> {
+        if kind == AnchorKind::Shared {
+            self.make(path)?.shared.push((entry.clone(), view, anchor));
+            return Some(());
+        }
+        if kind == AnchorKind::Beside {
+            self.make(path)?.beside.push((entry.clone(), view, anchor));
+            return Some(());
+        }
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let kind = if kind == AnchorKind::Dir { Kind::Dir } else { Kind::File };
+        let children = &mut self.make(dir)?.children;
+        if children.contains_key(name) {
+            return None;
+        }
+        let child = SkeletonChild::Anchor { entry: entry.clone(), view, anchor, kind };
+        children.insert(name.to_owned(), child);
+        Some(())
+    }
+
+    /// Sets the times from the models below; the newest of them.
+    pub(super) fn set_times(&mut self) -> Option<SystemTime> {
+        let below = self.children.values_mut().filter_map(|child| match child {
+            SkeletonChild::Dir(dir) => dir.set_times(),
+            SkeletonChild::Anchor { entry, .. } => Some(entry.found.written),
+        });
+        let shared = self.shared.iter().map(|(entry, ..)| entry.found.written);
+        self.mtime = below.max().max(shared.max());
+        self.mtime
+    }
+}
