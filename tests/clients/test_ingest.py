@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -497,6 +498,31 @@ def manifest_of(blobs: Path, layers: list[bytes]) -> bytes:
     layers = [layer(foreign.IMAGE + "model", data) for data in layers]
     config = layer(foreign.CONFIG, b'{"model_format":"gguf"}')
     return json.dumps({"schemaVersion": 2, "mediaType": foreign.MANIFEST, "config": config, "layers": layers}).encode()
+
+
+def test_mlx_loads_what_ollama_writes_if_that_is_tolerated(store, models, tmp_path):
+    """mlx opens GGUF files for writing: they can be written through no path, while ollama writes others."""
+    data = gguf(tmp_path / "tiny.gguf")
+    store.add(models / "tiny-llama", name="tiny-llama")
+    with Mount(store, tmp_path / "mnt", "--ingest", "--tolerate-rw") as mount:
+        library = mount / f"ollama/manifests/{HOST}/library"
+        (library / "tiny").mkdir(parents=True)
+        (library / "tiny/latest").write_bytes(manifest_of(mount / "ollama/blobs", [data]))
+        blob = mount / "ollama/blobs" / ("sha256-" + hashlib.sha256(data).hexdigest())
+        for path in (mount / "gguf/tiny/latest.gguf", blob):
+            assert path.read_bytes() == data
+            with open(path, "r+b", 0) as file:
+                with pytest.raises(OSError) as caught:
+                    os.pwrite(file.fileno(), b"EVIL", 0)
+                assert caught.value.errno == errno.EROFS
+        assert mx.load(str(mount / "gguf/tiny/latest.gguf"))
+        (library / "copy").mkdir()
+        (library / "copy/latest").write_bytes((library / "tiny/latest").read_bytes())
+        assert (mount / "gguf/copy/latest.gguf").read_bytes() == data
+        check(mount, {"tiny-llama:latest", "tiny:latest", "copy:latest"}, models)
+        os.unlink(library / "tiny/latest")
+        assert eventually(lambda: not (mount / "gguf/tiny").exists())
+        assert (mount / "gguf/copy/latest.gguf").read_bytes() == data
 
 
 def test_gc_and_import_beside_an_unfinished_model(ingest, models, tmp_path):
