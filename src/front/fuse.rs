@@ -25,6 +25,7 @@ use super::errno::{Complaints, caught, errno};
 use super::lanes::Lanes;
 use super::listing::{Attributes, Entry, entries_from, file_type};
 use super::passthrough::{Opening, Passthrough};
+use super::push::Push;
 use super::readpath::{Mode, ReadPath};
 use super::tolerate::Tolerance;
 use super::{machine, sys};
@@ -64,6 +65,7 @@ pub struct Served {
     next_listing: AtomicU64,
     passthrough: Arc<Passthrough<BackingId>>,
     readpath: ReadPath,
+    push: Arc<Push>,
     complaints: Arc<Complaints>,
     tolerance: Arc<Tolerance>,
     lanes: Arc<Lanes>,
@@ -87,6 +89,7 @@ impl Fuse {
             next_listing: AtomicU64::new(1),
             passthrough: Arc::default(),
             readpath: ReadPath::new(mode),
+            push: Arc::default(),
             complaints: Arc::default(),
             tolerance,
             lanes: Arc::new(Lanes::new(threads)),
@@ -119,6 +122,11 @@ impl Fuse {
                 Err(errno) => reply.error(errno),
             }
         });
+    }
+
+    /// What gives pages to the kernel before it asks.
+    pub fn push(&self) -> Arc<Push> {
+        self.push.clone()
     }
 
     /// The files that the kernel reads past us.
@@ -346,10 +354,13 @@ impl Filesystem for Fuse {
         _: FileHandle,
         offset: u64,
         size: u32,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        if !machine::asks_for_direct(flags.0) {
+            self.push.saw(ino, offset, size);
+        }
         let size = size as usize;
         if self.vfs.is_slow(ino.0, offset, size as u64) {
             // The threads that serve requests must not all wait for one survey.

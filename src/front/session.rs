@@ -14,6 +14,7 @@ use signal_hook::iterator::Signals;
 use super::fuse::Fuse;
 use super::lookout::Lookout;
 use super::mounts::{self, Mounted};
+use super::push::Push;
 use super::readpath::Mode;
 use super::tolerate::Tolerance;
 use super::watch::Watch;
@@ -50,6 +51,7 @@ pub struct Session {
     signals: Option<Signals>,
     serving: Option<Serving>,
     notifier: Notifier,
+    push: Arc<Push>,
     _lookout: Lookout,
 }
 
@@ -70,7 +72,7 @@ impl Session {
         let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance), at_work(options));
         let lanes = fuse.lanes();
-        let passthrough = fuse.passthrough();
+        let (passthrough, push) = (fuse.passthrough(), fuse.push());
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
             privileges::give_up().at(&mountpoint)?;
@@ -79,11 +81,23 @@ impl Session {
         } else {
             serve(fuse, &mountpoint, &config, &tolerance)?
         };
-        readpath::read_ahead(&vfs, &mountpoint);
+        // Pages that are mapped writable are the tolerance's, and reads past the page cache leave it as it is.
+        if !readpath::read_ahead(&vfs, &mountpoint) && !options.tolerate_rw && options.read != Mode::Direct {
+            push.begin(Arc::clone(&vfs), notifier.clone()).at(&mountpoint)?;
+        }
         let place = Place::of(mountpoint)?;
         let lookout = Lookout::start(Arc::clone(&vfs), passthrough, lanes)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
-        Ok(Session { place, vfs, store, signals: Some(signals), serving: Some(serving), notifier, _lookout: lookout })
+        Ok(Session {
+            place,
+            vfs,
+            store,
+            signals: Some(signals),
+            serving: Some(serving),
+            notifier,
+            push,
+            _lookout: lookout,
+        })
     }
 
     /// Serves until it is unmounted, by a signal or from outside. A second signal ends the process at once.
@@ -117,7 +131,11 @@ impl Session {
     pub fn watch(&self) -> Result<Watch> {
         let notifier = self.notifier.clone();
         // Fails if the kernel knows the file no longer, and then it keeps nothing of it.
-        let drop_pages = move |ino| _ = notifier.inval_inode(INodeNo(ino), 0, 0);
+        let push = Arc::clone(&self.push);
+        let drop_pages = move |ino| {
+            push.pages_are_dropped();
+            let _ = notifier.inval_inode(INodeNo(ino), 0, 0);
+        };
         Watch::start(Arc::clone(&self.vfs), &self.store, drop_pages)
     }
 

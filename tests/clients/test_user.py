@@ -1,7 +1,10 @@
 """Mounting as an ordinary user, through fusermount3."""
 
+import hashlib
 import json
+import mmap
 import os
+import random
 import shutil
 import subprocess
 import tempfile
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import BINARY, Mount
+from harness import BINARY, Mount, Store, eventually
 
 USER = 65534 if os.geteuid() == 0 else os.geteuid()
 
@@ -60,6 +63,66 @@ def test_a_user_mounts_reads_and_unmounts(home, models):
         done = as_user(home, "umount", home / "mnt")
     assert done.returncode == 0, done.stderr.decode()
     assert f" {home}/mnt " not in Path("/proc/mounts").read_text()
+
+
+def outcome_as_user(work) -> bytes:
+    """What `work` returns in a process of the user's that has all of Python's modules already."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(USER, USER, USER)
+                os.setresuid(USER, USER, USER)
+            os.write(writing, work())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as f:
+        told = f.read()
+    os.waitpid(child, 0)
+    return told
+
+
+def test_a_map_that_is_read_page_by_page_is_read_ahead(home, tmp_path):
+    """In a map with MADV_SEQUENTIAL, copies of large pieces touch their pages backwards: one request for each."""
+    piece, data = 1 << 20, random.Random(5).randbytes(24_000_001)
+    (tmp_path / "m").mkdir()
+    header = json.dumps({"t": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
+    file = len(header).to_bytes(8, "little") + header + data
+    (tmp_path / "m/model.safetensors").write_bytes(file)
+    store = Store(home / "large")
+    store.add(tmp_path / "m", name="m")
+    for path in [store.path, *store.path.rglob("*")]:
+        os.chown(path, USER, -1)
+    at = home / "mnt"
+
+    def status() -> dict:
+        return json.loads(outcome_as_user(lambda: (at / ".wmount/status.json").read_bytes()))
+
+    def read() -> bytes:
+        hashed = hashlib.sha256()
+        with open(at / "original/m/latest/m/model.safetensors", "rb") as f:
+            with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                mapped.madvise(mmap.MADV_SEQUENTIAL)
+                for start in range(0, len(mapped), piece):
+                    # From the last page to the first, whatever this machine's way of copying is.
+                    end = min(start + piece, len(mapped))
+                    pages = [mapped[max(start, page) : page + 4096] for page in range(end - 4096, start - 4096, -4096)]
+                    hashed.update(b"".join(reversed(pages)))
+                assert hashlib.sha256(mapped).digest() == hashed.digest()
+        return hashed.digest()
+
+    assert as_user(home, store.path, at).returncode == 0
+    try:
+        assert status()["read_ahead_kib"] < 1024, "a user's mount is read ahead as root's"
+        assert outcome_as_user(read) == hashlib.sha256(file).digest()
+        assert eventually(lambda: status()["bytes_read"] >= len(file)), "the status stays behind"
+        reads = sum(layout["reads"] for layout in status()["layouts"].values())
+        # Of the six thousand pages, most are not asked for.
+        assert reads < 3000, reads
+    finally:
+        assert as_user(home, "umount", at).returncode == 0
 
 
 def test_who_may_not_write_is_told_who_may(home):
