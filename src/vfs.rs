@@ -5,15 +5,15 @@
 
 mod listing;
 mod mend;
+mod opened;
 mod others;
 mod place;
 mod problems;
 mod status;
+mod variants;
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::SystemTime;
 
@@ -21,18 +21,18 @@ use dashmap::DashMap;
 use serde_json::Value;
 
 use crate::error::{AtPath, Error, Result};
-use crate::extent::Computed;
 use crate::layout;
 use crate::meter::{Metered, Meters};
-use crate::prepare::{prepare, surveyed};
-use crate::store::{Found, Lease, RepairedFile, Store};
+use crate::store::{Found, RepairedFile, Store};
 use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, number};
 
 pub use crate::store::Access;
 pub use crate::tree::{Kind, ROOT};
 pub use listing::{Child, Children, Listing};
+use opened::OpenFiles;
 use problems::Problems;
 use status::Status;
+use variants::Variants;
 
 /// Our own directory in the mount.
 const OWN_DIR: &str = ".wmount";
@@ -105,41 +105,6 @@ impl Handle {
     }
 }
 
-/// The open files of a model.
-#[derive(Debug)]
-struct OpenFiles {
-    count: u64,
-    /// Each open file's node is kept, with the number of times that it is open.
-    nodes: HashMap<u64, (u64, Arc<Node>)>,
-    _lease: Option<Lease>,
-}
-
-/// A variant of a model: the model, the index of the layout and that of the variant.
-type VariantKey = (Arc<Found>, usize, usize);
-
-/// How far a variant has prepared itself.
-#[derive(Debug)]
-enum Prepared {
-    /// These surveys are made.
-    Partly(HashSet<String>),
-    All,
-}
-
-impl Prepared {
-    fn has(&self, computed: &Computed) -> bool {
-        match self {
-            Prepared::Partly(surveys) => surveys.contains(&computed.survey_key()),
-            Prepared::All => true,
-        }
-    }
-
-    fn add(&mut self, computed: &Computed) {
-        if let Prepared::Partly(surveys) = self {
-            surveys.insert(computed.survey_key());
-        }
-    }
-}
-
 /// The tree of a store.
 #[derive(Debug)]
 pub struct Vfs {
@@ -151,10 +116,7 @@ pub struct Vfs {
     /// Models with open files; each keeps its blobs from `gc`.
     open: Mutex<HashMap<Arc<Found>, OpenFiles>>,
     meters: Arc<Meters>,
-    /// Whether a file of any variant was ever opened.
-    has_variants: AtomicBool,
-    /// Variants of models that prepare themselves, and how far they are.
-    prepared: Arc<DashMap<VariantKey, Prepared>>,
+    variants: Variants,
     started: SystemTime,
     facts: Mutex<serde_json::Map<String, Value>>,
     problems: Problems,
@@ -187,8 +149,7 @@ impl Vfs {
             inodes,
             open: Mutex::default(),
             meters: Arc::default(),
-            prepared: Arc::default(),
-            has_variants: AtomicBool::new(false),
+            variants: Variants::default(),
             started: SystemTime::now(),
             facts: Mutex::default(),
             problems: Problems::default(),
@@ -365,29 +326,6 @@ impl Vfs {
         Ok(Listing { parent: inode.parent, children })
     }
 
-    /// Keeps the blobs of a file's model from `gc` until [`Vfs::release`].
-    pub fn open(&self, ino: u64) -> Result<()> {
-        match self.inode(ino)?.what {
-            What::Skeleton(_) => Err(Error::IsDir),
-            What::Status(_) => Ok(()),
-            What::Node(handle) => {
-                let node = handle.node()?;
-                let Body::File(file) = &node.body else { return Err(Error::IsDir) };
-                self.begin_variant(file);
-                let none = || OpenFiles { count: 0, nodes: HashMap::new(), _lease: self.store.lease(&file.model) };
-                let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-                let files = open.entry(file.model.clone()).or_insert_with(none);
-                files.count += 1;
-                files.nodes.entry(ino).or_insert_with(|| (0, node.clone())).0 += 1;
-                drop(open);
-                if let Some(mut inode) = self.inodes.get_mut(&ino) {
-                    inode.what = Handle::to(&node, handle.place.clone());
-                }
-                Ok(())
-            }
-        }
-    }
-
     fn file<T>(&self, ino: u64, look: impl FnOnce(&FileBody) -> Option<T>) -> Option<T> {
         let What::Node(handle) = self.inode(ino).ok()?.what else { return None };
         let node = handle.node().ok()?;
@@ -423,79 +361,6 @@ impl Vfs {
         let error = Error::Damaged { digest, fault };
         self.note(&error, Some(&model));
         error
-    }
-
-    /// Lets a variant prepare itself, in a thread of its own, when the first of its files is opened.
-    fn begin_variant(&self, file: &FileBody) {
-        let Some(variant) = file.variant else { return };
-        self.has_variants.store(true, Ordering::Relaxed);
-        if file.fallback {
-            self.meters.of(file.layout, file.variant).fallback();
-        }
-        let key = (file.model.clone(), file.layout, variant);
-        match self.prepared.entry(key.clone()) {
-            dashmap::Entry::Occupied(_) => return,
-            dashmap::Entry::Vacant(entry) => _ = entry.insert(Prepared::Partly(HashSet::new())),
-        }
-        let tree = self.tree();
-        let Some(entry) = tree.entries().iter().find(|entry| entry.found == file.model).cloned() else { return };
-        let (store, meters, prepared) = (self.store.clone(), self.meters.clone(), self.prepared.clone());
-        let work = move || {
-            let name = layout::all()[key.1].variants()[variant].0;
-            let counters = meters.of(key.1, Some(variant));
-            let blobs = Metered::new(store.blobs(), counters, true);
-            let nodes = entry.variant_of(key.1, variant);
-            let made = |survey: &Computed| {
-                if let Some(mut prepared) = prepared.get_mut(&key) {
-                    prepared.add(survey);
-                }
-            };
-            let done = nodes.and_then(|nodes| prepare(&surveyed(nodes.iter().map(|node| &**node)), &blobs, &made));
-            if let Err(error) = done {
-                // Who reads what is damaged is told so.
-                tracing::warn!("model {}@{name}: {error}", entry.found.name);
-            }
-            prepared.insert(key, Prepared::All);
-        };
-        if let Err(error) = std::thread::Builder::new().name("prepare".into()).spawn(work) {
-            tracing::warn!("no thread to prepare a variant with: {error}");
-        }
-    }
-
-    /// Whether a read may have to wait until something of a whole tensor is known, since its variant is not prepared yet.
-    pub fn is_slow(&self, ino: u64, offset: u64, len: u64) -> bool {
-        // Most mounts have none open, and every read asks.
-        if !self.has_variants.load(Ordering::Relaxed) {
-            return false;
-        }
-        let slow = |file: &FileBody| {
-            let key = (file.model.clone(), file.layout, file.variant?);
-            let prepared = self.prepared.get(&key);
-            let is_known = |computed: &Computed| prepared.as_ref().is_some_and(|prepared| prepared.has(computed));
-            let mut computed = file.content.computed_in(offset..offset.saturating_add(len));
-            Some(computed.any(|computed| computed.transform.is_surveyed() && !is_known(computed)))
-        };
-        self.file(ino, slow).unwrap_or(false)
-    }
-
-    /// The reverse of [`Vfs::open`].
-    pub fn release(&self, ino: u64) {
-        let Ok(Inode { what: What::Node(handle), .. }) = self.inode(ino) else { return };
-        let Ok(node) = handle.node() else { return };
-        let Body::File(file) = &node.body else { return };
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(files) = open.get_mut(&file.model) {
-            files.count -= 1;
-            if let Entry::Occupied(mut entry) = files.nodes.entry(ino) {
-                entry.get_mut().0 -= 1;
-                if entry.get().0 == 0 {
-                    entry.remove();
-                }
-            }
-            if files.count == 0 {
-                open.remove(&file.model);
-            }
-        }
     }
 
     /// Reads from a file into `buf` and returns how many bytes there were: fewer than asked only at its end.
