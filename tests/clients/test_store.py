@@ -152,7 +152,8 @@ def test_rm_of_an_unknown_model_fails_and_changes_nothing(small):
 
 
 def test_status_lists_the_mount(mounted):
-    answer = json.loads(run("status", "--json").stdout)
+    # Another mount of this machine may be dead, which is a failure.
+    answer = json.loads(run("status", "--json", check=False).stdout)
     assert str(mounted.at) in str(answer)
 
 
