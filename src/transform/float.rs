@@ -1,6 +1,6 @@
 //! Element types that transforms read, and fp16, which they write.
 
-use multiversion::multiversion;
+use multiversion::{multiversion, target::match_target};
 
 use crate::dtype::Dtype;
 
@@ -94,9 +94,23 @@ fn load_f16(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Writes values as fp16, rounded to nearest even; beyond its range they become infinite.
-#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+///
+/// The processor's own instruction halves the time of a cast of bf16.
+#[multiversion(targets("x86_64+avx+f16c"))]
 pub(super) fn store_f16(values: &[f32], out: &mut [u8]) {
-    for (raw, &value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+    let (eights, rest) = values.as_chunks::<8>();
+    let (out, out_rest) = out.split_at_mut(16 * eights.len());
+    for (out, &eight) in out.as_chunks_mut::<16>().0.iter_mut().zip(eights) {
+        *out = match_target! {
+            "x86_64+avx+f16c" => {
+                use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm256_cvtps_ph};
+                // SAFETY: this arm runs only on processors that have the instruction.
+                bytemuck::cast(unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(bytemuck::cast(eight)) })
+            },
+            _ => bytemuck::cast(eight.map(|value| to_half(value).to_le_bytes())),
+        };
+    }
+    for (raw, &value) in out_rest.as_chunks_mut().0.iter_mut().zip(rest) {
         *raw = to_half(value).to_le_bytes();
     }
 }
@@ -154,7 +168,13 @@ mod tests {
 
     #[test]
     fn the_nearest_half_is_taken_and_the_even_one_of_two_as_near() {
-        let check = |value: f32| assert_eq!(to_half(value), f16::from_f32(value).to_bits(), "{value:e}");
+        let check = |value: f32| {
+            let expected = f16::from_f32(value).to_bits();
+            assert_eq!(to_half(value), expected, "{value:e}");
+            let mut stored = [0; 18];
+            store_f16(&[value; 9], &mut stored);
+            assert_eq!(stored.as_chunks().0, [expected.to_le_bytes(); 9], "{value:e}");
+        };
         for bits in 0..0x7c00u16 {
             let (low, high) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
             let middle = if high.is_finite() { (low + high) / 2.0 } else { 65_520.0 };
@@ -164,6 +184,8 @@ mod tests {
             }
         }
         for value in [0.0, 1e-45, 65_519.996, 65_536.0, f32::MAX, f32::INFINITY, f32::NAN, f32::MIN_POSITIVE] {
+            // A NaN that signals, and one with a payload, too.
+            check(f32::from_bits(value.to_bits() | 0x7fa0_2000));
             check(value);
             check(-value);
         }
