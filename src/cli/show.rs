@@ -120,6 +120,7 @@ fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_
     layouts.sort_keys();
     Ok(json!({
         "model": model.name.to_string(),
+        "variant": variant.map(Variant::name),
         "path": path,
         "sources": model.sources.iter().map(source).collect::<Vec<_>>(),
         "programs": programs,
@@ -174,7 +175,8 @@ fn text(model: &Value) -> String {
     let list = |key: &str| model[key].as_array().cloned().unwrap_or_default();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let bytes = |value: &Value| size(value["bytes"].as_u64().unwrap_or(0));
-    let mut text = format!("{}\n\nimported\n", word(&model["model"]));
+    let variant = model["variant"].as_str().map(|name| format!("@{name}")).unwrap_or_default();
+    let mut text = format!("{}{variant}\n\nimported\n", word(&model["model"]));
     let indent = |rows: Vec<Vec<String>>, right: &[usize]| {
         table(&rows, right).lines().map(|line| format!("  {line}\n")).collect::<String>()
     };

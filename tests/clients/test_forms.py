@@ -62,7 +62,10 @@ def test_the_other_form_is_there_when_it_is_prepared(made, tmp_path):
             assert (done["tensors"], done["variant"]) == (len(tensors), form)
             # The mount that is there notices it.
             assert eventually(path.exists)
-            assert store.json("show", name)["layouts"][f"ollama@{form}"]["shown"]
+            shown = store.json("show", f"{name}@{form}")
+            assert (shown["variant"], list(shown["layouts"])) == (form, [f"ollama@{form}"])
+            assert shown["layouts"][f"ollama@{form}"]["shown"]
+            assert store.run("show", f"{name}@{form}").stdout.decode().startswith(f"{name}:latest@{form}\n")
             assert model(mount, f"ollama@{form}", other) == tensors
             assert kinds(path) == kinds(mount / "ollama/manifests" / other)
             assert store.json("prepare", f"{name}@{form}")["tensors"] == 0
