@@ -91,7 +91,8 @@ def looks(table: Table, store: Path, at: Path, how: str, rounds: int, before):
     table.add(f"{how}: `wmount` returns", "ms", took.pop("ready"))
     for name, samples in took.items():
         table.add(f"{how}: first ls, {name}", "ms", samples)
-    table.add(f"{how}: first ls, the slowest layout", "ms", max((took[name] for name in layouts), key=statistics.median))
+    slowest = max((took[name] for name in layouts), key=statistics.median)
+    table.add(f"{how}: first ls, the slowest layout", "ms", slowest)
 
 
 def walk(table: Table, store: Path, at: Path):
