@@ -18,6 +18,8 @@ use crate::model::ModelName;
 
 /// Staged bytes after which the finished blobs are made durable and renamed.
 const BATCH: u64 = 4 << 30;
+/// Bytes of a long blob after which the kernel is asked to begin writing them out, while the next ones are hashed.
+const STRIDE: u64 = 8 << 20;
 
 /// The blobs that one command adds. Unless [`Stage::keep`] is called, dropping it takes all of them away again.
 ///
@@ -43,6 +45,8 @@ pub(super) struct Draft {
     file: NamedTempFile,
     hasher: Hasher,
     len: u64,
+    /// How many of its bytes the kernel was asked to write out.
+    begun: u64,
 }
 
 impl Draft {
@@ -60,7 +64,14 @@ impl Draft {
     /// Appends bytes of a blob whose digest is computed elsewhere.
     pub fn write_unhashed(&mut self, bytes: &[u8]) -> Result<()> {
         self.len += bytes.len() as u64;
-        self.file.as_file_mut().write_all(bytes).at(self.file.path())
+        self.file.as_file_mut().write_all(bytes).at(self.file.path())?;
+        // In whole strides, so that no page is written twice.
+        let whole = self.len - self.len % STRIDE;
+        if whole > self.begun {
+            start_writeback(self.file.as_file(), self.begun, whole - self.begun);
+            self.begun = whole;
+        }
+        Ok(())
     }
 }
 
@@ -119,7 +130,7 @@ impl<'a> Stage<'a> {
     /// A new blob to write to.
     pub fn draft(&self) -> Result<Draft> {
         let file = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
-        Ok(Draft { file, hasher: Hasher::new(), len: 0 })
+        Ok(Draft { file, hasher: Hasher::new(), len: 0, begun: 0 })
     }
 
     /// Takes a finished blob; `false` if the store had it already.
@@ -166,7 +177,7 @@ impl<'a> Stage<'a> {
         } else if let Some(link) = self.link(source, digest) {
             link
         } else {
-            let mut draft = Draft { file: temporary, hasher: Hasher::new(), len: 0 };
+            let mut draft = Draft { file: temporary, hasher: Hasher::new(), len: 0, begun: 0 };
             for_each_to_the_end(0, |at, buf| from.read_at(buf, at).at(source), |chunk| draft.write(chunk))?;
             let actual = draft.hasher.clone().finish();
             if actual != *digest {
@@ -197,7 +208,7 @@ impl<'a> Stage<'a> {
             return Ok(false);
         }
         file.as_file().set_permissions(Permissions::from_mode(0o444)).at(file.path())?;
-        start_writeback(file.as_file());
+        start_writeback(file.as_file(), 0, len);
         let mut state = self.lock();
         // Two threads may have written the same bytes at once.
         if state.staged.contains_key(&digest) {
@@ -345,14 +356,16 @@ fn clone_file(from: &File, to: &File) -> bool {
     }
 }
 
-/// Asks the kernel to begin writing the file out, so that the sync at the end finds little to do.
-fn start_writeback(file: &File) {
+/// Asks the kernel to begin writing this part of the file out, so that the sync at the end finds little to do.
+fn start_writeback(file: &File, offset: u64, len: u64) {
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::AsRawFd;
         // SAFETY: the descriptor is open; the call touches no memory of ours. It is advice: its failure changes nothing.
-        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+        unsafe {
+            libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, libc::SYNC_FILE_RANGE_WRITE);
+        }
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = file;
+    let _ = (file, offset, len);
 }
