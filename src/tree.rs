@@ -7,6 +7,7 @@
 //! same after a remount and another one when the content changes; that of a skeleton directory is a hash of its path.
 
 mod entry;
+mod look;
 mod numbering;
 mod skeleton;
 mod union;
@@ -14,7 +15,6 @@ mod union;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use crate::cores::on_all_cores;
 use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
 use crate::keep::Keep;
@@ -119,8 +119,8 @@ pub struct Tree {
     store: Arc<Store>,
     keep: Arc<Keep>,
     entries: Vec<Arc<Entry>>,
-    /// Set when every entry knows which layouts show it.
-    sorted: OnceLock<()>,
+    /// Set when every entry knows which layouts show it, but for these, for which the store has not answered in time.
+    sorted: OnceLock<Vec<Arc<Entry>>>,
     layouts: [OnceLock<SkeletonDir>; layout::COUNT],
     listed: Arc<[String]>,
 }
@@ -146,20 +146,34 @@ impl Tree {
         self.sorted.get_or_init(|| self.sort());
     }
 
+    /// Whether a model has said so after it was no longer waited for: another snapshot can show it.
+    pub fn is_behind(&self) -> bool {
+        self.sorted.get().is_some_and(|late| late.iter().any(|entry| !entry.is_late()))
+    }
+
     /// From the memo, or by reading the models.
-    fn sort(&self) {
+    fn sort(&self) -> Vec<Arc<Entry>> {
         let memo = Memo::read(&self.store);
         for entry in &self.entries {
             if let Some(shown) = memo.get(&entry.found) {
                 let _ = entry.shown.set(shown);
             }
         }
-        let unknown: Vec<&Arc<Entry>> = self.entries.iter().filter(|entry| entry.shown.get().is_none()).collect();
-        on_all_cores(unknown.len(), WORTH, &|index, room| unknown[index].look(room));
+        let unknown = self.entries.iter().filter(|entry| entry.shown.get().is_none()).cloned();
+        // Those that are late are waited for by threads of an earlier snapshot's.
+        let (mut late, unknown): (Vec<_>, Vec<_>) = unknown.partition(|entry| entry.is_late());
         if !unknown.is_empty() {
+            late.extend(look::look(unknown));
             let known = self.entries.iter().filter_map(|entry| Some((&*entry.found, *entry.shown.get()?)));
             Memo::of(known).write(&self.store);
         }
+        for entry in &late {
+            tracing::warn!(
+                "model {}: the store does not answer; until it does, the model is only in original/",
+                entry.found.name
+            );
+        }
+        late
     }
 
     /// The models in order of name.

@@ -98,6 +98,34 @@ fn a_blob_that_does_not_answer_hangs_nobody_else() {
 }
 
 #[test]
+fn a_model_that_does_not_answer_to_the_first_look_hides_no_other() {
+    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
+    let store = Store::of_two();
+    let exported = store.dir.path().join("chat.amb");
+    store.run(&["export", "amb/llama/chat.amb", exported.to_str().unwrap()]);
+    fs::remove_file(store.path().join(".wmount/memo.json")).unwrap();
+    let manifest = fs::read(store.path().join("manifests/registry.ollama.ai/library/llama/code")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    let layers = manifest["layers"].as_array().unwrap();
+    let recipe = layers.iter().find(|it| it["mediaType"] == "application/vnd.wmount.recipe").unwrap();
+    let hanging = Hanging::over(&store.path().join("blobs"), &store.dir.path().join("disk"));
+    hanging.hang(&recipe["digest"].as_str().unwrap().replace(':', "-"));
+    let mounted = Mounted::new(&store.path());
+    let names = |at: &str| -> Vec<_> {
+        let mut names: Vec<_> = fs::read_dir(mounted.path(at)).unwrap().map(|it| it.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("amb/llama"), ["chat.amb"]);
+    assert!(hanging.waiting() > 0, "nobody waits for the other model");
+    assert_eq!(digest_of(&mounted.path("amb/llama/chat.amb")), digest_of(&exported));
+    assert_eq!(names("safetensors/llama"), ["chat"]);
+    hanging.answer();
+    eventually("the other model is there", || names("amb/llama") == ["chat.amb", "code.amb"]);
+    assert!(mounted.path("amb/llama/code.amb").exists());
+}
+
+#[test]
 fn a_stopped_daemon_goes_on_where_it_was() {
     let store = Store::of_two();
     let mounted = store.mount();

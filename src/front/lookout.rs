@@ -1,5 +1,5 @@
 //! Looks every second at what happens without a request that could tell of it: blobs that are cut while the kernel
-//! reads them, blobs that do not answer, and damage that was mended.
+//! reads them, blobs that do not answer, models that had to be done without, and damage that was mended.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -37,6 +37,11 @@ impl Lookout {
         let blobs = every("blobs", move || {
             passthrough.look(&vfs);
             vfs.review_problems();
+            if vfs.tree().is_behind()
+                && let Err(error) = vfs.refresh()
+            {
+                tracing::error!("models are shown as they were: {error}");
+            }
         })?;
         Ok(Lookout { _stop: [waits, blobs] })
     }

@@ -1,6 +1,7 @@
 //! The models of the snapshot, and where their nodes stand.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::numbering::Numbering;
@@ -10,6 +11,9 @@ use crate::keep::{Cell, Keep};
 use crate::layout::{self, Anchor, Files, Layout};
 use crate::model::{Model, ModelName};
 use crate::store::{Found, Store};
+
+/// The layout that shows what cannot be read.
+const UNREAD: &str = "original";
 
 /// The nodes at the anchors of one layout.
 pub(super) type Anchored = Vec<Arc<Node>>;
@@ -29,6 +33,8 @@ pub struct Entry {
     variants: Mutex<HashMap<View, Arc<Cell<Anchored>>>>,
     /// A bit for each layout that shows it.
     pub(super) shown: OnceLock<u64>,
+    /// Whether the store has not answered in time to find that out.
+    late: AtomicBool,
 }
 
 /// A layout, or one of its variants, by index.
@@ -60,7 +66,17 @@ impl Entry {
     pub(super) fn new(store: Arc<Store>, keep: Arc<Keep>, found: Found, path: String) -> Entry {
         let (model, plans) = (Cell::default(), std::array::from_fn(|_| Cell::default()));
         let variants = Mutex::default();
-        Entry { found: Arc::new(found), path, store, keep, model, plans, variants, shown: OnceLock::new() }
+        Entry {
+            found: Arc::new(found),
+            path,
+            store,
+            keep,
+            model,
+            plans,
+            variants,
+            shown: OnceLock::new(),
+            late: AtomicBool::new(false),
+        }
     }
 
     /// The model.
@@ -142,27 +158,43 @@ impl Entry {
     /// Whether a layout or variant shows it.
     pub(super) fn shows(&self, view: View) -> bool {
         let expressed = || self.model().is_ok_and(|model| view.layout().expresses(&model).is_ok());
-        let shown = self.shown.get().copied().unwrap_or_else(|| self.look(&mut Vec::new()));
+        let shown = match self.shown.get() {
+            Some(shown) => *shown,
+            None if self.is_late() => mask(|view| view.name() == UNREAD),
+            None => self.look(&mut Vec::new()),
+        };
         shown & 1 << view.layout != 0 && (view.variant.is_none() || expressed())
     }
 
     /// A bit for each layout that shows it. What cannot be read is shown in `original/`, where touching it tells why.
     pub(super) fn look(&self, room: &mut Vec<u8>) -> u64 {
-        let layouts = layout::all().into_iter().enumerate();
-        let mask = |test: &dyn Fn(&dyn Layout) -> bool| {
-            layouts.filter(|(_, view)| test(*view)).fold(0, |mask, (index, _)| mask | 1 << index)
-        };
         let brief = self.store.load_brief(&self.found, room);
         match brief.and_then(|brief| brief.map_or_else(|| self.model(), |brief| Ok(Arc::new(brief)))) {
             // What damage hides is not remembered.
-            Ok(model) if !model.is_settled() => mask(&|view| view.expresses(&model).is_ok()),
-            Ok(model) => *self.shown.get_or_init(|| mask(&|view| view.expresses(&model).is_ok())),
+            Ok(model) if !model.is_settled() => mask(|view| view.expresses(&model).is_ok()),
+            Ok(model) => *self.shown.get_or_init(|| mask(|view| view.expresses(&model).is_ok())),
             Err(error) => {
                 tracing::warn!("model {}: {error}", self.found.name);
-                mask(&|view| view.name() == "original")
+                mask(|view| view.name() == UNREAD)
             }
         }
     }
+
+    /// Says whether the look takes longer than anybody waits.
+    pub(super) fn set_late(&self, late: bool) {
+        self.late.store(late, Ordering::Release);
+    }
+
+    /// Whether it does. Until it is done, the model is shown as one that cannot be read.
+    pub(super) fn is_late(&self) -> bool {
+        self.late.load(Ordering::Acquire)
+    }
+}
+
+/// A bit for each layout that is meant.
+fn mask(is_meant: impl Fn(&dyn Layout) -> bool) -> u64 {
+    let layouts = layout::all().into_iter().enumerate();
+    layouts.filter(|(_, view)| is_meant(*view)).fold(0, |mask, (index, _)| mask | 1 << index)
 }
 
 /// Where a node stands, to find it when it is no longer kept.

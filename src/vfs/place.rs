@@ -16,7 +16,7 @@ impl Vfs {
         let old = self.tree();
         let known = || old.entries().iter().map(|entry| &*entry.found);
         let same = known().eq(found.iter());
-        if same && known().all(|found| found.settled) {
+        if same && known().all(|found| found.settled) && !old.is_behind() {
             return Ok(false);
         }
         let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
