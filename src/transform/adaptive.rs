@@ -64,15 +64,21 @@ impl<'a> Mask<'a> {
         whole.then_some(Mask { parts, bits, counts })
     }
 
-    /// How many blocks are kept before this stride.
+    /// How many blocks are kept before this stride; never more than there are, whatever a survey says that is another's.
     fn before(&self, stride: u64) -> u64 {
-        u64::from_le_bytes(self.counts[stride as usize])
+        u64::from_le_bytes(self.counts[stride as usize]).min(stride * STRIDE)
+    }
+
+    /// How many blocks a group has.
+    fn blocks(&self, group: u64) -> u64 {
+        GROUP.min(self.parts.blocks - group * GROUP)
     }
 
     /// A bit for each block of a group, 1 for those that are kept.
     fn group(&self, group: u64) -> u32 {
         let bytes = self.bits[(group * 4) as usize..].iter().take(4);
-        bytes.rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
+        let bits = bytes.rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+        bits & (u32::MAX >> (GROUP - self.blocks(group)))
     }
 
     /// The last group that starts at `at` or before, and its start, when kept and packed blocks have these lengths.
@@ -138,12 +144,15 @@ fn walk(
     let (mut group, start) = mask.find(at, kept, packed);
     let mut skip = (at - start) as usize;
     let mut output = [0; size_of::<Output>()];
+    let mut is_foreign = false;
     with_scratch(BATCH, |scratch| {
         while !out.is_empty() {
             // An estimate is enough: what is too little is made up for in the next round.
             let wanted = ((out.len() + skip) as u64).div_ceil(GROUP * packed).min(scratch.len() as u64 / width);
             let from = group * width;
-            let bytes = &mut scratch[..(wanted * width).min(input.len() - from) as usize];
+            // A survey that keeps other blocks than there are leads past the end.
+            let left = input.len().checked_sub(from).filter(|left| *left > 0).ok_or_else(foreign)?;
+            let bytes = &mut scratch[..(wanted * width).min(left) as usize];
             input.read(from, bytes)?;
             float.for_each_tile(bytes, |tile| {
                 if out.is_empty() {
@@ -151,16 +160,18 @@ fn walk(
                 }
                 let bits = mask.group(group);
                 put(tile, bits, &mut output);
-                let ones = u64::from(bits.count_ones());
-                let blocks = GROUP.min(mask.parts.blocks - group * GROUP);
-                let made = &output[skip..(ones * kept + (blocks - ones) * packed) as usize];
+                let (ones, blocks) = (u64::from(bits.count_ones()), mask.blocks(group));
+                let Some(made) = output.get(skip..(ones * kept + (blocks - ones) * packed) as usize) else {
+                    (out, is_foreign) = (&mut [], true);
+                    return;
+                };
                 let len = made.len().min(out.len());
                 let (now, later) = std::mem::take(&mut out).split_at_mut(len);
                 now.copy_from_slice(&made[..len]);
                 (out, skip, group) = (later, 0, group + 1);
             });
         }
-        Ok(())
+        if is_foreign { Err(foreign()) } else { Ok(()) }
     })
 }
 
