@@ -70,7 +70,9 @@ fn findings(machine: &Machine) -> Vec<Finding> {
     }
     findings.extend([kernel(machine), rights(machine)]);
     findings.extend(machine.max_pages.map(request));
-    findings.extend(machine.mounts.iter().flat_map(|mount| [read_ahead(mount), passthrough(mount)]).flatten());
+    findings.extend(
+        machine.mounts.iter().flat_map(|mount| [read_ahead(mount), passthrough(mount), filter(mount)]).flatten(),
+    );
     findings
 }
 
@@ -158,11 +160,23 @@ fn read_ahead(mount: &MountFacts) -> Option<Finding> {
 fn passthrough(mount: &MountFacts) -> Option<Finding> {
     let said = mount.passthrough.as_deref()?;
     let what = format!("{}: passthrough is {said}", mount.mountpoint.display());
-    if said == "on" {
-        return Some(good(what));
-    }
     let why = "files that are one blob are read through the daemon, at a fraction of the speed";
-    Some(Finding { state: State::Better, what, why: Some(why.into()), command: None })
+    Some(on_or(what, said, why))
+}
+
+fn filter(mount: &MountFacts) -> Option<Finding> {
+    let said = mount.filter.as_deref()?;
+    let what = format!("{}: the filter of system calls is {said}", mount.mountpoint.display());
+    let why = "a parser that a model took over could run programs and open connections";
+    Some(on_or(what, said, why))
+}
+
+/// What a mount says of itself, where there is no command that changes it.
+fn on_or(what: String, said: &str, why: &str) -> Finding {
+    if said == "on" {
+        return good(what);
+    }
+    Finding { state: State::Better, what, why: Some(why.into()), command: None }
 }
 
 fn text(findings: &[Finding]) -> String {
@@ -190,6 +204,7 @@ mod tests {
             read_ahead_file: "/sys/class/bdi/0:51/read_ahead_kb".into(),
             read_ahead: Some(4096),
             passthrough: Some("on".into()),
+            filter: Some("on".into()),
         };
         Machine {
             kernel: (6, 18),
@@ -230,6 +245,14 @@ mod tests {
             let commands = commands(&machine);
             assert!(commands.len() == 1 && commands[0].contains(word), "{commands:?}");
         }
+    }
+
+    #[test]
+    fn what_a_mount_lacks_is_told() {
+        let mut mount = perfect().mounts.remove(0);
+        mount.filter = Some("off: no".into());
+        let found = text(&findings(&Machine { mounts: vec![mount], ..perfect() }));
+        assert!(found.contains("better  /mnt/w: the filter of system calls is off: no\n"), "{found}");
     }
 
     #[test]

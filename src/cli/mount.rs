@@ -74,13 +74,15 @@ impl MountArgs {
 
 /// Mounts what `open` makes of the store.
 pub fn run(args: &MountArgs, read: Mode, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<()> {
-    let Some(listener) = Listener::of_this_process(args.foreground) else {
+    let Some(listener) = Listener::of_this_process(args.foreground)? else {
         return daemon::launch();
     };
     sys::return_memory();
     let mounted = listener.begin(args.log.as_deref(), &args.mountpoint).and_then(|()| mount(args, read, open));
     let session = mounted.and_then(|session| listener.ready().map(|()| session));
-    session.inspect_err(|error| listener.failed(error))?.run()
+    let session = session.inspect_err(|error| listener.failed(error))?;
+    drop(listener);
+    session.run()
 }
 
 fn mount(args: &MountArgs, read: Mode, open: impl FnOnce(&Path) -> Result<Arc<Vfs>>) -> Result<Session> {

@@ -4,6 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -46,16 +47,32 @@ pub enum Listener {
     /// The command that waits in [`launch`]; the log is where it is told to look.
     Command,
     /// Nobody, or systemd.
-    Foreground,
+    Foreground(Option<Systemd>),
+}
+
+/// A service of `Type=notify` names a socket on which it is told. Ours is opened before this process may open none.
+#[derive(Debug)]
+pub struct Systemd {
+    ours: UnixDatagram,
+    its: PathBuf,
+}
+
+impl Systemd {
+    fn of_this_process() -> io::Result<Option<Systemd>> {
+        let its = std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from).filter(|its| its.is_absolute());
+        its.map(|its| Ok(Systemd { ours: UnixDatagram::unbound()?, its })).transpose()
+    }
 }
 
 impl Listener {
     /// Who waits for this process; `None` if it is the one to call [`launch`].
-    pub fn of_this_process(foreground: bool) -> Option<Listener> {
+    pub fn of_this_process(foreground: bool) -> Result<Option<Listener>> {
         if std::env::var_os(DETACHED).is_some() {
-            Some(Listener::Command)
+            Ok(Some(Listener::Command))
+        } else if foreground {
+            Ok(Some(Listener::Foreground(Systemd::of_this_process().at("NOTIFY_SOCKET")?)))
         } else {
-            foreground.then_some(Listener::Foreground)
+            Ok(None)
         }
     }
 
@@ -84,7 +101,8 @@ impl Listener {
         std::env::set_current_dir("/").at("/")?;
         match self {
             Listener::Command => tell(READY),
-            Listener::Foreground => tell_systemd(),
+            Listener::Foreground(Some(systemd)) => systemd.ours.send_to(b"READY=1", &systemd.its).map(drop),
+            Listener::Foreground(None) => Ok(()),
         }
         .at("stdout")
     }
@@ -104,18 +122,6 @@ fn tell(words: &str) -> io::Result<()> {
     pipe.write_all(words.as_bytes())?;
     pipe.flush()?;
     sys::redirect_stdout(&OpenOptions::new().write(true).open("/dev/null")?)
-}
-
-/// A service of `Type=notify` names a socket on which it is told.
-fn tell_systemd() -> io::Result<()> {
-    use std::os::unix::net::UnixDatagram;
-
-    match std::env::var_os("NOTIFY_SOCKET") {
-        Some(socket) if Path::new(&socket).is_absolute() => {
-            UnixDatagram::unbound()?.send_to(b"READY=1", &socket).map(drop)
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Sends log events of this process, and of the libraries that it uses, to stderr; `WMOUNT_LOG` filters them in place

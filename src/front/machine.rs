@@ -43,6 +43,8 @@ pub struct MountFacts {
     pub read_ahead: Option<u64>,
     /// What the mount says of passthrough.
     pub passthrough: Option<String>,
+    /// What it says of the system calls that it is denied.
+    pub filter: Option<String>,
 }
 
 /// Looks at this machine.
@@ -64,9 +66,10 @@ fn facts(mountpoint: &Path) -> Option<MountFacts> {
     let read_ahead_file = read_ahead_file(mountpoint).ok()?;
     let status = fs::read(mountpoint.join(".wmount/status.json")).unwrap_or_default();
     let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
-    let passthrough = status.get(super::passthrough::FACT).and_then(|fact| fact.as_str()).map(str::to_owned);
+    let fact = |key: &str| status.get(key).and_then(|fact| fact.as_str()).map(str::to_owned);
+    let (passthrough, filter) = (fact(super::passthrough::FACT), fact(super::filter::FACT));
     let read_ahead = number(&read_ahead_file);
-    Some(MountFacts { mountpoint: mountpoint.to_owned(), read_ahead_file, read_ahead, passthrough })
+    Some(MountFacts { mountpoint: mountpoint.to_owned(), read_ahead_file, read_ahead, passthrough, filter })
 }
 
 /// Where the kernel keeps how far it reads ahead in files of the mount at `mountpoint`.

@@ -9,6 +9,7 @@ pub mod unmount;
 pub mod checks;
 pub mod machine;
 pub mod privileges;
+pub mod filter;
 pub mod push;
 pub mod passthrough;
 pub mod readpath;

@@ -4,9 +4,8 @@
 //! store of another user. It cannot write what the user root may not, nor become anybody else, nor get rights back by
 //! running a program.
 //!
-//! An ordinary user's process has nothing to give up, and `no_new_privs` would keep it from unmounting by the setuid
-//! helper. Landlock is not used: a process under it may not unmount. Nor is a filter of system calls: the list of those
-//! that std and the libraries need changes with their versions, and a call that is not on it would end the mount.
+//! An ordinary user's process has no such rights to give up. Landlock is not used: a process under it may not unmount. What
+//! both are denied besides is in [`filter`](super::filter).
 
 use std::io;
 

@@ -17,9 +17,10 @@ use super::mounts::{self, Mounted};
 use super::push::Push;
 use super::readpath::Mode;
 use super::tolerate::Tolerance;
+use super::unmount::Unmounter;
 use super::watch::Watch;
 use super::writes::Writes;
-use super::{checks, privileges, readpath, sys, unmount};
+use super::{checks, filter, privileges, readpath, sys};
 use crate::error::{AtPath, Error, Result};
 use crate::ingest::Ingest;
 use crate::vfs::Vfs;
@@ -58,8 +59,8 @@ pub struct Session {
 type Serving = JoinHandle<io::Result<()>>;
 
 impl Session {
-    /// Mounts `vfs` and serves it from threads of its own. If root does so, this thread gives up the rights that serving
-    /// does not need.
+    /// Mounts `vfs` and serves it from threads of its own. This thread, too, gives up the rights that serving does not
+    /// need, such as starting programs.
     pub fn mount(vfs: Arc<Vfs>, options: &MountOptions) -> Result<Session> {
         let mountpoint = checks::ready_to_mount(&options.mountpoint, &options.store, options.allow_other)?;
         let store = options.store.canonicalize().at(&options.store)?;
@@ -73,19 +74,20 @@ impl Session {
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance), at_work(options));
         let lanes = fuse.lanes();
         let (passthrough, push) = (fuse.passthrough(), fuse.push());
+        let unmounter = Unmounter::start().at(&mountpoint)?;
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
             privileges::give_up().at(&mountpoint)?;
             let ingest = Arc::new(Ingest::new(Arc::clone(&vfs))?);
-            serve(Writes::new(fuse, ingest), &mountpoint, &config, &tolerance)?
+            serve(Writes::new(fuse, ingest), &vfs, &mountpoint, &config, &tolerance)?
         } else {
-            serve(fuse, &mountpoint, &config, &tolerance)?
+            serve(fuse, &vfs, &mountpoint, &config, &tolerance)?
         };
         // Pages that are mapped writable are the tolerance's, and reads past the page cache leave it as it is.
         if !readpath::read_ahead(&vfs, &mountpoint) && !options.tolerate_rw && options.read != Mode::Direct {
             push.begin(Arc::clone(&vfs), notifier.clone()).at(&mountpoint)?;
         }
-        let place = Place::of(mountpoint)?;
+        let place = Place::of(mountpoint, unmounter)?;
         let lookout = Lookout::start(Arc::clone(&vfs), passthrough, lanes)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
         Ok(Session {
@@ -182,12 +184,13 @@ impl Drop for Session {
 struct Place {
     mountpoint: PathBuf,
     mount: Option<Mounted>,
+    unmounter: Unmounter,
 }
 
 impl Place {
-    fn of(mountpoint: PathBuf) -> Result<Place> {
+    fn of(mountpoint: PathBuf, unmounter: Unmounter) -> Result<Place> {
         let mount = mounts::at(&mountpoint).at(&mountpoint)?;
-        Ok(Place { mountpoint, mount })
+        Ok(Place { mountpoint, mount, unmounter })
     }
 
     /// Unmounts what was mounted here, and nothing else that is here by now; lazily if it is in use.
@@ -196,10 +199,10 @@ impl Place {
         if mounts::at(&self.mountpoint).ok().flatten() != self.mount {
             return;
         }
-        match unmount::unmount(&self.mountpoint, false) {
+        match self.unmounter.unmount(&self.mountpoint, false) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 tracing::warn!("{shown} is in use: it is detached, and served until the last file is closed");
-                if let Err(error) = unmount::unmount(&self.mountpoint, true) {
+                if let Err(error) = self.unmounter.unmount(&self.mountpoint, true) {
                     tracing::error!("{shown} cannot be unmounted: {error}");
                 }
             }
@@ -227,12 +230,14 @@ fn obey(mut signals: Signals, place: &Place) {
 /// server's mount. [`Place`] knows its own.
 fn serve<F: Filesystem + Send + Sync + 'static>(
     fuse: F,
+    vfs: &Vfs,
     mountpoint: &Path,
     config: &Config,
     tolerance: &Tolerance,
 ) -> Result<(Serving, Notifier)> {
     let session = fuser::Session::new(fuse, mountpoint, config).map_err(|error| refused(mountpoint, &error))?;
     privileges::give_up().at(mountpoint)?;
+    vfs.describe(filter::FACT, filter::begin().into());
     let notifier = session.notifier();
     tolerance.begin(notifier.clone()).at(mountpoint)?;
     let nobody = thread::Builder::new().spawn(|| Ok(())).at(mountpoint)?;

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -343,10 +344,12 @@ def threads_of(mount_at) -> list[str]:
 
 
 SYS_ADMIN, DAC_READ_SEARCH = 1 << 21, 1 << 2
+# What /proc says of threads whose system calls go through a filter.
+FILTERED = "2"
 
 
 def test_roots_process_keeps_two_capabilities_and_gains_none(hers, place, models):
-    """And all goes on working: whole blobs by the kernel, news of models, repairs, unmounting."""
+    """And all goes on working, with system calls filtered: whole blobs by the kernel, news of models, unmounting."""
     os.chmod(hers, 0o700)
     at = place / "mnt"
     run(hers, at)
@@ -355,9 +358,10 @@ def test_roots_process_keeps_two_capabilities_and_gains_none(hers, place, models
         for which in ("CapEff", "CapPrm", "CapBnd"):
             assert int(fields[which], 16) == SYS_ADMIN | DAC_READ_SEARCH, (fields["Name"], which, fields[which])
         assert int(fields["CapInh"], 16) == int(fields["CapAmb"], 16) == 0
-        assert fields["NoNewPrivs"].strip() == "1"
+        assert fields["NoNewPrivs"].strip() == "1" and fields["Seccomp"].strip() == FILTERED, fields["Name"]
     status = json.loads((at / ".wmount/status.json").read_bytes())
-    assert status["passthrough"] == "on"
+    assert status["passthrough"] == status["filter"] == "on"
+    assert f"{at}: the filter of system calls is on" in run("doctor").stdout.decode()
     blob = max(blobs_of(hers, "tiny-llama"), key=lambda path: path.stat().st_size)
     assert (at / "ollama@seed/blobs" / blob.name).read_bytes() == blob.read_bytes()
     assert (at / "amb/tiny-llama/latest@int8.amb").read_bytes()
@@ -371,6 +375,34 @@ def test_roots_process_keeps_two_capabilities_and_gains_none(hers, place, models
     run(hers, at)
     run("umount", at)
     assert not os.path.ismount(at)
+
+
+@pytest.mark.parametrize("options", [[], ["--ingest"], ["--tolerate-rw"], ["--read", "direct"], ["--verify-on-read"]])
+def test_system_calls_are_filtered_however_it_is_mounted(small, tmp_path, options):
+    with Mount(small, tmp_path / "mnt", *options) as mount:
+        assert (mount / SHARD).read_bytes() and (mount / "amb/tiny-llama/latest@int8.amb").read_bytes()
+        for text in threads_of(mount.at):
+            fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+            assert fields["Seccomp"].strip() == FILTERED, fields["Name"]
+
+
+def test_a_service_is_told_that_its_mount_answers(small, tmp_path):
+    """As systemd wants of Type=notify, though the process may open no socket once it has mounted."""
+    at = tmp_path / "mnt"
+    at.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        env = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        child = subprocess.Popen([BINARY, "-f", small.path, at], env=env, stderr=subprocess.DEVNULL)
+        try:
+            assert systemd.recv(100) == b"READY=1"
+            assert (at / SHARD).read_bytes()
+            links = [os.readlink(link) for link in Path(f"/proc/{child.pid}/fd").iterdir()]
+            assert sum(link.startswith("socket:") for link in links) == 2, "a pair of its own that signals come through"
+        finally:
+            child.terminate()
+            assert child.wait(60) == 0
 
 
 @contextlib.contextmanager
@@ -398,6 +430,10 @@ def test_an_ordinary_users_process_has_no_capability_and_can_unmount(hers, place
             for status in Path(f"/proc/{child.pid}/task").glob("*/status"):
                 fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
                 assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == 0
+                # Unmounting takes a setuid program.
+                expected = "0" if fields["Name"].strip() == "unmount" else FILTERED
+                assert fields["Seccomp"].strip() == expected, fields["Name"]
+            assert b'"filter": "on"' in as_user(ALICE, "cat", place / "mnt/.wmount/status.json").stdout
             child.terminate()
             assert child.wait(timeout=60) == 0
         finally:
