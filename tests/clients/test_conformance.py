@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import uring
 from harness import Mount, Store, digest, run, unmount, walk
 
 # Directories that are compared, and in them a file of each kind.
@@ -363,6 +364,207 @@ def test_stat_and_access(pair):
     compare(pair, calls)
 
 
+def statx_of(directory: int, path: bytes, flags: int, mask: int):
+    """The fields that were asked for and are the same on all file systems, and which of the basic ones were given."""
+    buffer = ctypes.create_string_buffer(256)
+    call("statx", directory, path, flags, ctypes.c_uint(mask), buffer)
+    given, _, _, _, uid, gid, mode, _, _, size = struct.unpack_from("<IIQIIIHHQQ", buffer.raw)
+    mtime = struct.unpack_from("<qI", buffer.raw, 0x70)
+    basic = 0x7FF
+    fields = {3: mode, 8: uid, 0x10: gid, 0x40: mtime, 0x200: size if stat.S_ISREG(mode) else None}
+    return given & mask & basic, [value for bit, value in fields.items() if mask & bit]
+
+
+def test_statx_with_every_mask_and_flag(pair):
+    calls = {}
+    no_follow, no_automount, empty_path, force, dont = 0x100, 0x800, 0x1000, 0x2000, 0x4000
+    masks = [0, *(1 << bit for bit in range(17)), 0x7FF, 0xFFF, 0x1FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
+    ways = [0, no_follow, no_automount, force, dont, force | dont, 0x8000, 1]
+    for place, mask, way in itertools.product([*FILES.values(), DIRECTORY, DIRECTORY + "/none"], masks, ways):
+        calls[f"statx {place[-40:]} {mask:#x} {way:#x}"] = lambda base, p=place, m=mask, w=way: statx_of(
+            AT_FDCWD, joined(base, p), w, m
+        )
+    for inside, mask, flags in itertools.product([*FILES.values(), DIRECTORY], masks, (os.O_RDONLY, os.O_PATH)):
+        for way in (empty_path, empty_path | dont, 0):
+            calls[f"statx of a descriptor {inside} {mask:#x} {way:#x} {flags}"] = with_fd(
+                inside, lambda fd, m=mask, w=way: statx_of(fd, b"", w, m), flags
+            )
+    compare(pair, calls)
+
+
+FOLLOW, EMPTY_PATH = 0x400, 0x1000
+
+
+def handle(directory: int, path: bytes, flags: int, room=128) -> bytes:
+    buffer = ctypes.create_string_buffer(struct.pack("Ii", room, 0) + bytes(max(room, 128)))
+    call("name_to_handle_at", directory, path, buffer, ctypes.byref(ctypes.c_int()), flags)
+    return buffer.raw
+
+
+def by_handle(base: Path, made: bytes, flags: int) -> int:
+    mount = os.open(base, os.O_RDONLY)
+    try:
+        return call("open_by_handle_at", mount, ctypes.create_string_buffer(made), flags)
+    finally:
+        os.close(mount)
+
+
+@pytest.mark.parametrize("inside", [*FILES.values(), DIRECTORY])
+def test_handles_lead_to_the_same_file_and_to_no_writing(pair, inside):
+    """As long as the kernel remembers the file, which it does while it is open."""
+    mount = pair[0]
+    held = os.open(mount / inside, os.O_RDONLY)
+    try:
+        made = handle(held, b"", EMPTY_PATH)
+        assert made == handle(AT_FDCWD, joined(mount, inside), 0) == handle(AT_FDCWD, joined(mount, inside), FOLLOW)
+        opened = by_handle(mount, made, os.O_RDONLY)
+        try:
+            assert os.fstat(opened) == os.fstat(held)
+            if inside != DIRECTORY:
+                assert os.pread(opened, 10**6, 0) == os.pread(held, 10**6, 0)
+        finally:
+            os.close(opened)
+        for flags in (os.O_WRONLY, os.O_RDWR):
+            assert outcome(by_handle, mount, made, flags) == ("EISDIR" if inside == DIRECTORY else "EROFS")
+        assert outcome(handle, held, b"", EMPTY_PATH, 0) == "EOVERFLOW"
+        # Of no file, of another life of it, and of no kind that there is.
+        size, kind, words = made[:4], made[4:8], made[8:]
+        for other in (
+            size + kind + bytes(byte ^ 1 for byte in words[:8]) + words[8:],
+            size + kind + words[:8] + bytes(byte ^ 1 for byte in words[8:12]) + words[12:],
+            size + struct.pack("i", 0x77) + words,
+        ):
+            assert outcome(by_handle, mount, other, os.O_RDONLY) == "ESTALE"
+    finally:
+        os.close(held)
+
+
+def test_handles_of_what_is_not_there(pair):
+    calls = {}
+    for place in PLACES[len(FILES) + 4 :]:
+        calls[f"of nothing {place[-40:]}"] = lambda base, p=place: handle(AT_FDCWD, joined(base, p), 0)
+    for place in [*FILES.values(), DIRECTORY]:
+        calls[f"bad flags {place}"] = lambda base, p=place: handle(AT_FDCWD, joined(base, p), 0x8)
+        calls[f"too much room {place}"] = lambda base, p=place: handle(AT_FDCWD, joined(base, p), 0, room=1000)
+        calls[f"not a handle {place}"] = lambda base, p=place: by_handle(base / p, struct.pack("Ii", 0, 1), os.O_RDONLY)
+    calls["no such descriptor"] = lambda base: call("open_by_handle_at", 9999, struct.pack("Ii8x", 8, 1), os.O_RDONLY)
+    compare(pair, calls)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_io_uring(pair, kind):
+    inside = FILES[kind]
+    size = size_of(pair, inside)
+
+    def into(length, ask, fixed=False):
+        """What the request returned, and the bytes that it read."""
+
+        def work(fd):
+            buffer = ctypes.create_string_buffer(max(length, 1))
+            with uring.Ring() as ring:
+                if fixed:
+                    ring.register(buffer)
+                return ask(ring, fd, buffer), buffer.raw
+
+        return work
+
+    def read(op, offset, length, **fields):
+        return lambda ring, fd, buffer: ring.one(op, fd, offset, ctypes.addressof(buffer), length, **fields)
+
+    def readv(offset, lengths):
+        def ask(ring, fd, buffer):
+            at, vectors = ctypes.addressof(buffer), b""
+            for length in lengths:
+                vectors += struct.pack("PN", at, length)
+                at += length
+            held = ctypes.create_string_buffer(vectors)
+            return ring.one(uring.READV, fd, offset, ctypes.addressof(held), len(lengths))
+
+        return ask
+
+    def spliced(offset, length):
+        def work(fd):
+            reader, writer = os.pipe()
+            try:
+                with uring.Ring() as ring:
+                    fields = {"address": offset & (2**64 - 1), "splice_from": fd}
+                    moved = ring.one(uring.SPLICE, writer, -1, length=length, **fields)
+                return moved > 0 and os.read(reader, moved)
+            finally:
+                os.close(reader)
+                os.close(writer)
+
+        return work
+
+    def opened(flags):
+        def work(base):
+            path = ctypes.create_string_buffer(joined(base, inside))
+            with uring.Ring() as ring:
+                fd = ring.one(uring.OPENAT, AT_FDCWD, 0, ctypes.addressof(path), 0o644, flags)
+                try:
+                    return same_of_stat(os.fstat(fd))
+                finally:
+                    os.close(fd)
+
+        return work
+
+    def statx(base):
+        path, buffer = ctypes.create_string_buffer(joined(base, inside)), ctypes.create_string_buffer(256)
+        with uring.Ring() as ring:
+            ring.one(uring.STATX, AT_FDCWD, ctypes.addressof(buffer), ctypes.addressof(path), 0x7FF)
+        mask, _, _, _, uid, gid, mode = struct.unpack_from("<IIQIIIH", buffer.raw)
+        return mask & 0x7FF, uid, gid, mode
+
+    calls = {"OPENAT of O_RDONLY": opened(os.O_RDONLY), "OPENAT of O_RDWR": opened(os.O_RDWR), "STATX": statx}
+    calls["OPENAT of O_DIRECT"] = opened(os.O_RDONLY | os.O_DIRECT)
+    for offset in edges(size):
+        for length in [0, 1, 4096, 65536, size]:
+            key = f"{length} at {offset}"
+            calls[f"READ {key}"] = with_fd(inside, into(length, read(uring.READ, offset, length)))
+            calls[f"READ async {key}"] = with_fd(
+                inside, into(length, read(uring.READ, offset, length, flags=uring.ASYNC))
+            )
+            calls[f"READ_FIXED {key}"] = with_fd(
+                inside, into(length, read(uring.READ_FIXED, offset, length), fixed=True)
+            )
+        calls[f"READV at {offset}"] = with_fd(inside, into(110_000, readv(offset, [3, 0, 4096, 100_000])))
+        calls[f"SPLICE at {offset}"] = with_fd(inside, spliced(offset, 5000))
+    calls["WRITE"] = with_fd(inside, into(10, read(uring.WRITE, 0, 10)))
+    calls["READ of a path alone"] = with_fd(inside, into(10, read(uring.READ, 0, 10)), os.O_PATH)
+    calls["READ into nowhere"] = with_fd(inside, into(10, lambda ring, fd, _: ring.one(uring.READ, fd, 0, 8, 10)))
+    for advice in (os.POSIX_FADV_DONTNEED, os.POSIX_FADV_WILLNEED, 77):
+        calls[f"FADVISE {advice}"] = with_fd(
+            inside, into(0, lambda ring, fd, _, a=advice: ring.one(uring.FADVISE, fd, op_flags=a))
+        )
+    compare(pair, calls)
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("flags", [0, os.O_DIRECT])
+def test_io_uring_with_many_requests_at_once(pair, kind, flags):
+    """Random ranges, 64 at a time, some of them beyond the end; every byte compared with the copy."""
+    inside = FILES[kind]
+    whole = (pair[1] / inside).read_bytes()
+    rng = random.Random(len(whole))
+    fd = os.open(pair[0] / inside, os.O_RDONLY | flags)
+    try:
+        with uring.Ring(64) as ring:
+            for turn in range(20):
+                ranges = [(rng.randrange(len(whole) + 5000), int(2 ** rng.uniform(0, 17))) for _ in range(64)]
+                buffers = [ctypes.create_string_buffer(length) for _, length in ranges]
+                requests = [
+                    uring.request(uring.READ, fd, offset, ctypes.addressof(buffer), length, flags=turn % 2 * uring.ASYNC)
+                    for (offset, length), buffer in zip(ranges, buffers)
+                ]
+                if turn % 4 == 0:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                for (offset, length), buffer, read in zip(ranges, buffers, ring.run(requests)):
+                    assert read >= 0, (os.strerror(-read), offset, length)
+                    assert buffer.raw[:read] == whole[offset : offset + length], (offset, length, read)
+    finally:
+        os.close(fd)
+
+
 def getdents(fd: int, size: int):
     buffer = ctypes.create_string_buffer(max(size, 1))
     filled, at, entries = call("getdents64", fd, buffer, ctypes.c_size_t(size)), 0, []
@@ -673,6 +875,7 @@ def test_fio_verifies_through_the_mount_what_it_wrote(models, tmp_path):
                 ["--ioengine=psync"],
                 ["--ioengine=mmap"],
                 ["--ioengine=libaio", "--iodepth=16"],
+                ["--ioengine=io_uring", "--iodepth=16"],
                 ["--ioengine=psync", "--direct=1"],
             ):
                 words = [*job, *engine, "--readonly", "--rw=randread", "--verify_fatal=1"]
