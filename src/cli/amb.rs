@@ -33,18 +33,17 @@ pub(super) fn show_file(path: &str, as_json: bool) -> Result<()> {
     show(path, &Seen { len, read }, as_json)
 }
 
-/// Shows the AMB file of the model or variant at this path of the tree.
+/// Shows the AMB file at this path of the tree.
 pub(super) fn show_model(store: Arc<Store>, path: &str, as_json: bool) -> Result<()> {
     let vfs = Vfs::new(store)?;
-    let path = format!("amb/{path}.amb");
-    let attr = vfs.resolve(&path)?;
+    let attr = vfs.resolve(path)?;
     // No tensor is computed for it: what is read are the heads of the records.
     let read = |offset: u64, buf: &mut [u8]| match vfs.read(attr.ino, offset, buf) {
         Ok(len) if len == buf.len() => Ok(()),
         Ok(_) => Err("the file ends here".into()),
         Err(error) => Err(error.to_string()),
     };
-    show(&path, &Seen { len: attr.size, read }, as_json)
+    show(path, &Seen { len: attr.size, read }, as_json)
 }
 
 /// A file as a parser sees it.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::StoreArgs;
+use super::TreeArgs;
 use super::export::for_each_chunk;
 use crate::error::{AtPath, Error, Result};
 use crate::vfs::Kind;
@@ -14,11 +14,11 @@ pub struct CatArgs {
     #[arg(value_name = "TREE-PATH")]
     path: String,
     #[command(flatten)]
-    store: StoreArgs,
+    tree: TreeArgs,
 }
 
 pub(super) fn run(args: &CatArgs) -> Result<()> {
-    let (vfs, attr) = super::tree_at(&args.store, &args.path)?;
+    let (vfs, attr) = super::tree_at(&args.tree, &args.path)?;
     if attr.kind == Kind::Dir {
         return Err(Error::Invalid(format!("{:?}: is a directory; wmount export writes those", args.path)));
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::StoreArgs;
+use super::TreeArgs;
 use super::output::{Bar, count, print, print_json, size};
 use crate::error::{AtPath, Error, Result};
 use crate::store::import::Progress;
@@ -25,11 +25,11 @@ pub struct ExportArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    store: StoreArgs,
+    tree: TreeArgs,
 }
 
 pub(super) fn run(args: &ExportArgs) -> Result<()> {
-    let (vfs, attr) = super::tree_at(&args.store, &args.path)?;
+    let (vfs, attr) = super::tree_at(&args.tree, &args.path)?;
     if fs::symlink_metadata(&args.dest).is_ok() {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }

@@ -67,6 +67,16 @@ impl StoreArgs {
     }
 }
 
+/// Which tree a command looks at.
+#[derive(Debug, Clone, Args)]
+pub struct TreeArgs {
+    /// Have fp16 variants also of models that have values beyond its range; these become infinite
+    #[arg(long)]
+    allow_overflow: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     Import(import::ImportArgs),
@@ -168,8 +178,8 @@ fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
 }
 
 /// The tree of a store without a mount, and what is at a path of it.
-fn tree_at(store: &StoreArgs, path: &str) -> Result<(Vfs, Attr)> {
-    let store = Arc::new(store.open()?);
+fn tree_at(args: &TreeArgs, path: &str) -> Result<(Vfs, Attr)> {
+    let store = Arc::new(args.store.open()?.allowing_overflow(args.allow_overflow));
     let vfs = Vfs::new(store.clone())?;
     let attr = vfs.resolve(path).map_err(|error| match error {
         Error::NotFound(path) => Error::NotFound(format!("{path} in the store {}", store.root().display())),

@@ -42,7 +42,11 @@ impl FromStr for Shown {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Shown, String> {
-        if super::amb::is_file(text) { Ok(Shown::File(text.into())) } else { text.parse().map(Shown::Model) }
+        if super::amb::is_file(text) {
+            return Ok(Shown::File(text.into()));
+        }
+        let no_file = |why| if text.ends_with(".amb") { format!("there is no such file, and {why}") } else { why };
+        text.parse().map(Shown::Model).map_err(no_file)
     }
 }
 
@@ -52,17 +56,26 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         Shown::Model(named) => named,
     };
     let store = Arc::new(args.store.open()?);
-    let model = store.load(&store.find_one(name)?)?;
+    let found = store.find_one(name).map_err(|error| match error {
+        Error::NotFound(what) if name.name.ends_with(".amb") => {
+            Error::NotFound(format!("a file of this name, or {what}"))
+        }
+        other => other,
+    });
+    let model = store.load(&found?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
     let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == *name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
-    if args.amb {
-        let path = variant.map_or(path.clone(), |variant| format!("{path}@{}", variant.name()));
-        return super::amb::show_model(store, &path, args.json);
-    }
     let files = Files(store.blobs());
     let mut description = describe(&model, &path, *variant, files)?;
+    if args.amb {
+        let place = &description["layouts"]["amb"];
+        let why =
+            || format!("{name} has no AMB file: {}", place["reason"].as_str().unwrap_or("there is no such variant"));
+        let path = place["path"].as_str().ok_or_else(|| Error::Invalid(why()))?;
+        return super::amb::show_model(store.clone(), path, args.json);
+    }
     description["shapes"] = json!(layout::shapes(&model, files));
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }
@@ -153,9 +166,7 @@ fn variant_in(layout: &dyn Layout, model: &Model, path: &str, files: Files<'_>) 
         return Ok(place);
     }
     Ok(match layout.overflow(model, files)? {
-        Some(overflow) => {
-            json!({"shown": false, "reason": format!("{overflow}; only a mount with --allow-overflow shows it")})
-        }
+        Some(reason) => json!({"shown": false, "reason": reason}),
         None => place,
     })
 }

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::extent::Computed;
 use crate::transform::Transform;
 
-/// The tensors of which values would become infinite by these casts, with their number, in words.
+/// The tensors of which values would become infinite by these casts, with their number, in words, and what to do about it.
 pub(super) fn overflow<'a>(
     casts: impl Iterator<Item = (&'a str, Computed)>,
     files: Files<'_>,
@@ -29,5 +29,6 @@ pub(super) fn overflow<'a>(
     let more = hurt.len().saturating_sub(NAMED);
     let more = if more > 0 { format!(" and others in {more} more tensors") } else { String::new() };
     let verb = if total == 1 { "value would become" } else { "values would become" };
-    Ok(Some(format!("{total} {verb} infinite: {}{more}", named.join(", "))))
+    let remedy = "a mount, cat or export with --allow-overflow has it all the same";
+    Ok(Some(format!("{total} {verb} infinite: {}{more}; {remedy}", named.join(", "))))
 }

@@ -109,7 +109,7 @@ impl Entry {
                 && let Some(reason) = layout.overflow(&model, files)?
             {
                 let shown = view.anchors(&self.found.name, &self.path).swap_remove(0).path;
-                let reason = format!("{}/{shown}: {reason}; --allow-overflow shows it", layout.name());
+                let reason = format!("{}/{shown}: {reason}", layout.name());
                 tracing::info!("{reason}");
                 return Err(Error::Refused(reason));
             }

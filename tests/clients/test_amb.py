@@ -111,6 +111,17 @@ def test_a_dtype_without_a_code_hides_the_file_and_is_named(world):
     layout = world.store.json("show", "minilm")["layouts"]["amb"]
     assert layout["shown"] is False
     assert "embeddings.position_ids" in layout["reason"] and "I64" in layout["reason"].upper()
+    for model in ("minilm", "minilm@int8"):
+        refused = world.store.run("show", model, "--amb", check=False)
+        assert refused.returncode == 1 and layout["reason"] in refused.stderr.decode()
+    refused = world.store.run("show", "tiny-llama@raw", "--amb", check=False)
+    assert refused.returncode == 1 and "no such variant" in refused.stderr.decode()
+
+
+@pytest.mark.parametrize("name, status", [("nothing.amb", 1), ("./nothing.amb", 2)])
+def test_a_file_that_is_not_there_is_told(store, name, status):
+    refused = store.run("show", name, check=False)
+    assert refused.returncode == status and "file" in refused.stderr.decode()
 
 
 def test_show_says_where_the_file_is(world):

@@ -181,12 +181,19 @@ def test_f16_is_refused_where_values_would_become_infinite(store, tmp_path):
         assert not (mount / "amb/wide/latest@f16.amb").exists()
         status = json.loads((mount / ".wmount/status.json").read_bytes())
         assert status["layouts"]["gds_export@f16"]["fallbacks"] >= 1
+    with np.errstate(over="ignore"):
+        infinite = values.astype(np.float16).tobytes()
+    for place in ("gds_export/wide/latest@f16/layer__weight.bin", "amb/wide/latest@f16.amb"):
+        refused = store.run("cat", place, check=False)
+        assert refused.returncode == 1 and "--allow-overflow" in refused.stderr.decode()
+        assert infinite in store.run("cat", "--allow-overflow", place).stdout
+    store.run("export", "--allow-overflow", "gds_export/wide/latest@f16", tmp_path / "exported")
+    assert (tmp_path / "exported/layer__weight.bin").read_bytes() == infinite
     at = tmp_path / "mnt"
     run("--allow-overflow", store.path, at)
     try:
         data = (at / "gds_export/wide/latest@f16/layer__weight.bin").read_bytes()
-        with np.errstate(over="ignore"):
-            assert data == values.astype(np.float16).tobytes()
+        assert data == infinite
     finally:
         unmount(at)
 
