@@ -232,18 +232,18 @@ def main():
                         runs[name].append(stream(transport, base, args.device))
             figures[state] = runs
         print(f"{args.layers} layers, hidden {args.hidden}, BF16, device {args.device}, {os.cpu_count()} cores, {args.rounds} rounds\n")
-        print("| way | transport used | state | MB read | MB decoded | ratio | read s | decode s | total s (min - max) | against plain files | scratch MB |")
-        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        print("| way | transport used | state | MB read | MB decoded | ratio | read s | check s | decode s | total s (min - max) | against plain files | scratch MB |")
+        print("|---|---|---|---|---|---|---|---|---|---|---|---|")
         for state, runs in figures.items():
             for name, rounds in runs.items():
-                middle = {key: statistics.median(run[key] for run in rounds) for key in ("read_seconds", "decode_seconds", "seconds")}
+                middle = {key: statistics.median(run[key] for run in rounds) for key in ("read_seconds", "check_seconds", "decode_seconds", "seconds")}
                 last = rounds[-1]
                 against = statistics.median(plain["seconds"] / run["seconds"] for plain, run in zip(runs["plain files"], rounds))
                 spread = f"{min(run['seconds'] for run in rounds):.2f} - {max(run['seconds'] for run in rounds):.2f}"
                 used = max(last["transports"], key=last["transports"].get)
                 print(
                     f"| {name} | {used} | {state} | {last['encoded_bytes'] / 1e6:.0f} | {last['decoded_bytes'] / 1e6:.0f} | {last['ratio']:.2f} "
-                    f"| {middle['read_seconds']:.2f} | {middle['decode_seconds']:.2f} | {middle['seconds']:.2f} ({spread}) | {against:.2f} x "
+                    f"| {middle['read_seconds']:.2f} | {middle['check_seconds']:.2f} | {middle['decode_seconds']:.2f} | {middle['seconds']:.2f} ({spread}) | {against:.2f} x "
                     f"| {last['scratch_bytes'] / 1e6:.0f} |"
                 )
         with Mounted(store, at):

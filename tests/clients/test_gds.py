@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import time
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -270,7 +271,48 @@ def test_the_loader_decodes_on_the_cpu_and_reports_it(world):
     total = loader.report.total()
     assert 1.8 < total["ratio"] < 2 and not total["fallbacks"]
     assert total["decoded_bytes"] == sum(len(tensor.data) for tensor in stored.values())
+    assert total["check_seconds"] > 0
     json.dumps(loader.report.as_dict())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("shape", [(300, 1000), (3, 100_000), (40_000, 3)])
+def test_the_loader_takes_no_more_memory_than_it_says(store, tmp_path, dtype, shape):
+    values = np.random.default_rng(2).standard_normal(shape, np.float32)
+    save_file({"w": values.astype(getattr(ml_dtypes, dtype, dtype))}, tmp_path / "model.safetensors")
+    store.add(tmp_path / "model.safetensors", name="m")
+    for variant in ("", "@fp8"):
+        store.run("export", f"gds_export/m/latest{variant}", tmp_path / f"export{variant}")
+    loader = Loader(tmp_path / "export@fp8", tmp_path / "export")
+    tracemalloc.start()
+    try:
+        loader.load("w")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    figures = loader.report.tensors["w"]
+    taken = most - figures.decoded_bytes
+    # Beside it stand what numpy and Python need in any case.
+    assert figures.encoded_bytes < figures.scratch_bytes <= taken + 4096
+    assert taken <= figures.scratch_bytes + (256 << 10)
+
+
+def test_every_type_that_an_export_has_is_loaded(store, tmp_path):
+    """Types that torch names and numpy does not, too: a base must not be refused for one of them."""
+    names = [n for n in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "bfloat16") if hasattr(ml_dtypes, n)]
+    tensors = {name: np.arange(4, dtype=np.float32).reshape(2, 2).astype(getattr(ml_dtypes, name)) for name in names}
+    tensors |= {np.dtype(code).name: np.ones((2, 2), code) for code in "?bBhHiIqQefdF"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    store.add(tmp_path / "model.safetensors", name="types")
+    store.run("export", "gds_export/types/latest", tmp_path / "export")
+    store.run("export", "gds_export/types/latest@fp8", tmp_path / "export@fp8")
+    loader = Loader(tmp_path / "export@fp8", tmp_path / "export")
+    assert loader.reason is None
+    for name, tensor in tensors.items():
+        loaded = loader.load(name)
+        assert (loaded.dtype, loaded.shape) == (tensor.dtype, tensor.shape)
+        if loader.report.tensors[name].transport == "raw":
+            assert loaded.tobytes() == tensor.tobytes()
 
 
 @pytest.mark.parametrize("device, word", [("mps", "unsupported device: mps"), ("cuda", "unsupported device")])
@@ -307,6 +349,18 @@ def link_out(directory):
     path.symlink_to(directory.parent / "outside.fp8")
 
 
+def link_to_itself(directory):
+    (directory / "circle.fp8").symlink_to("circle.fp8")
+    edit(directory, lambda m, e: e.update(path="circle.fp8"))
+
+
+def scales_with(directory, value) -> bytes:
+    """The scales of a tensor, the second of them this."""
+    scales = np.fromfile(directory / "lm_head__weight.scale", "<f4")
+    scales[1] = value
+    return scales.tobytes()
+
+
 RULES = {
     "path out of the root": (lambda d: edit(d, lambda m, e: e.update(path="../x.fp8")), "outside"),
     "link out of the root": (link_out, "outside"),
@@ -331,6 +385,13 @@ RULES = {
     "incomplete": (lambda d: edit(d, lambda m, e: m.pop("lm_head.weight")), "base model"),
     "unknown tensor": (lambda d: edit(d, lambda m, e: m.update(other=m["model.norm.weight"])), "base model"),
     "no manifest": (lambda d: (d / "manifest.json").unlink(), "manifest.json"),
+    "path too long": (lambda d: edit(d, lambda m, e: e.update(path="x" * 300 + ".fp8")), "leads nowhere"),
+    "path that is no text": (lambda d: edit(d, lambda m, e: e.update(path="\ud800.fp8")), "leads nowhere"),
+    "links in a circle": (link_to_itself, "circle.fp8"),
+    "deep manifest": (lambda d: (d / "manifest.json").write_text('{"a":' * 100_000), "recursion"),
+    "infinite scale": (lambda d: (d / "lm_head__weight.scale").write_bytes(scales_with(d, np.inf)), "no scale"),
+    "scale that is no number": (lambda d: (d / "lm_head__weight.scale").write_bytes(scales_with(d, np.nan)), "no scale"),
+    "scale of zero": (lambda d: (d / "lm_head__weight.scale").write_bytes(scales_with(d, 0)), "no scale"),
     "key twice": (lambda d: (d / "manifest.json").write_text('{"a": 1, "a": 2}'), "twice"),
 }
 

@@ -15,6 +15,8 @@ from .manifest import Invalid, Manifest, Tensor
 from .report import Figures, Report
 
 RAW = "raw"
+# Elements that numpy decodes at a time, in whole rows: few enough for a processor's cache.
+PIECE = 1 << 16
 
 
 def decode_table() -> np.ndarray:
@@ -30,18 +32,26 @@ TABLE = decode_table()
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if name == "bfloat16" or name.startswith("float8_"):
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name)
 
 
-def decode(codes: np.ndarray, scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Codes of shape (rows, ...) times the scale of their row, in fp32, then rounded to `dtype`."""
-    scales = scales.reshape(-1, *[1] * (codes.ndim - 1))
+def decode(codes: np.ndarray, scales: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, int]:
+    """Codes of shape (rows, ...) times the scale of their row, in fp32, then rounded to `dtype`; and the bytes of memory
+    that this took beside codes, scales and result."""
+    decoded = np.empty(codes.shape, dtype)
+    rows, out = codes.reshape(len(scales), -1), decoded.reshape(len(scales), -1)
+    step = max(1, PIECE // rows.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):
-        return (TABLE[codes] * scales).astype(dtype)
+        for row in range(0, len(rows), step):
+            values = TABLE[rows[row : row + step]]
+            values *= scales[row : row + step, None]
+            out[row : row + step] = values
+    # numpy makes an index of 8 bytes from each code, and gives it back for the values.
+    return decoded, 8 * min(step * rows.shape[1], rows.size)
 
 
 class Loader:
@@ -67,7 +77,12 @@ class Loader:
             import torch
         except ImportError:
             return "unsupported device: cuda needs torch, which is not installed"
-        return None if torch.cuda.is_available() else "unsupported device: torch finds no cuda device"
+        if not torch.cuda.is_available():
+            return "unsupported device: torch finds no cuda device"
+        number = self.device.removeprefix("cuda").removeprefix(":") or "0"
+        if not number.isdecimal() or int(number) >= torch.cuda.device_count():
+            return f"unsupported device: torch finds no {self.device}"
+        return None if hasattr(torch, "float8_e4m3fn") else f"unsupported device: torch {torch.__version__} has no e4m3fn"
 
     def names(self) -> list[str]:
         return list(self.base.tensors)
@@ -90,51 +105,59 @@ class Loader:
         started = time.perf_counter()
         codes, scales = read(tensor.path), read(tensor.scale_path)
         read_seconds = time.perf_counter() - started
+        started = time.perf_counter()
         if "sha256:" + hashlib.sha256(codes).hexdigest() != tensor.transport.checksum:
             raise Invalid(f"{tensor.name}: wrong checksum of {tensor.path.name}")
-        if len(scales) != 4 * tensor.shape[0]:
+        if scales.nbytes != 4 * tensor.shape[0]:
             raise Invalid(f"{tensor.name}: {tensor.scale_path.name} became shorter")
-        codes = np.frombuffer(codes, np.uint8).reshape(tensor.shape)
-        scales = np.frombuffer(scales, "<f4")
+        codes, scales = codes.reshape(tensor.shape), scales.view("<f4")
+        # The checksum is that of the codes alone.
+        if not (np.isfinite(scales) & (scales > 0)).all():
+            raise Invalid(f"{tensor.name}: {tensor.scale_path.name} holds what is no scale")
+        check_seconds = time.perf_counter() - started
         started = time.perf_counter()
         if self.device == "cpu":
-            used, scratch = "cpu-decode-then-transfer", codes.nbytes + scales.nbytes + 4 * codes.size
-            loaded = decode(codes, scales, numpy_dtype(tensor.transport.decoded_dtype))
+            used = "cpu-decode-then-transfer"
+            loaded, scratch = decode(codes, scales, numpy_dtype(tensor.transport.decoded_dtype))
         else:
-            used, scratch = "cuda-upcast", codes.nbytes + scales.nbytes + 4 * codes.size
-            loaded = self._upcast(codes, scales, tensor.transport.decoded_dtype)
+            used = "cuda-upcast"
+            loaded, scratch = self._upcast(codes, scales, tensor.transport.decoded_dtype)
         decode_seconds = time.perf_counter() - started
         encoded = codes.nbytes + scales.nbytes
         decoded = tensor.transport.decoded_nbytes
-        self.report.tensors[tensor.name] = Figures(used, encoded, decoded, read_seconds, decode_seconds, scratch)
+        self.report.tensors[tensor.name] = Figures(
+            used, encoded, decoded, read_seconds, check_seconds, decode_seconds, encoded + scratch
+        )
         return loaded
 
     def _upcast(self, codes: np.ndarray, scales: np.ndarray, dtype: str):
         import torch
 
-        staged = torch.from_numpy(codes.copy()).to(self.device).view(torch.float8_e4m3fn)
-        scales = torch.from_numpy(scales.copy()).to(self.device).view(-1, *[1] * (codes.ndim - 1))
-        loaded = (staged.to(torch.float32) * scales).to(getattr(torch, dtype))
-        torch.cuda.synchronize()
-        return loaded
+        staged = torch.from_numpy(codes).to(self.device).view(torch.float8_e4m3fn)
+        scales = torch.from_numpy(scales).to(self.device).view(-1, *[1] * (codes.ndim - 1))
+        values = staged.to(torch.float32).mul_(scales)
+        loaded = values.to(getattr(torch, dtype))
+        torch.cuda.synchronize(self.device)
+        # On the device: codes, scales and values, unless these are the result.
+        return loaded, codes.nbytes + scales.nbytes + (0 if loaded is values else values.nbytes)
 
     def _raw(self, tensor: Tensor, reason: str | None):
         started = time.perf_counter()
         data = read(tensor.path)
         seconds = time.perf_counter() - started
-        if len(data) != tensor.nbytes:
+        if data.nbytes != tensor.nbytes:
             raise Invalid(f"{tensor.name}: {tensor.path.name} became shorter")
-        self.report.tensors[tensor.name] = Figures(RAW, len(data), len(data), seconds, fallback=reason)
+        self.report.tensors[tensor.name] = Figures(RAW, data.nbytes, data.nbytes, seconds, fallback=reason)
         if self.device.startswith("cuda") and self._unsupported() is None:
             import torch
 
-            loaded = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[: len(data)]
-            return loaded.view(getattr(torch, tensor.dtype)).reshape(tensor.shape).to(self.device)
-        return np.frombuffer(data, numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+            return torch.from_numpy(data).view(getattr(torch, tensor.dtype)).reshape(tensor.shape).to(self.device)
+        return data.view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
 
 
-def read(path: Path) -> bytes:
+def read(path: Path) -> np.ndarray:
+    """The bytes of a file."""
     try:
-        return path.read_bytes()
+        return np.fromfile(path, np.uint8)
     except OSError as error:
         raise Invalid(f"{path.name}: {error}") from error

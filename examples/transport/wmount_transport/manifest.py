@@ -10,6 +10,7 @@ SCALE_ENCODING = "fp32-rows"
 DECODE_LOCATIONS = ("cuda-upcast", "cpu-decode-then-transfer")
 ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e8m0fnu": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
     "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
 }  # fmt: skip
@@ -59,7 +60,7 @@ class Manifest:
         self.root = Path(root).resolve()
         try:
             entries = json.loads((self.root / "manifest.json").read_bytes(), object_pairs_hook=unique)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Invalid(f"manifest.json: {error}") from error
         if not isinstance(entries, dict):
             raise Invalid("manifest.json: is no object")
@@ -119,10 +120,16 @@ class Manifest:
             raise Invalid(f"{name}: {path} is a pickle and is not opened")
         if Path(path).suffix not in allowed:
             raise Invalid(f"{name}: extension of {path} is none of {' '.join(allowed)}")
-        whole = (self.root / path).resolve()
-        if Path(path).is_absolute() or not whole.is_relative_to(self.root):
+        try:
+            whole = (self.root / path).resolve()
+            inside = whole.is_relative_to(self.root) and not Path(path).is_absolute()
+            is_there = inside and whole.is_file()
+        except (OSError, ValueError, RuntimeError) as error:
+            # A name that is too long or no text, and links in a circle.
+            raise Invalid(f"{name}: path {path[:80]!r} leads nowhere") from error
+        if not inside:
             raise Invalid(f"{name}: {path} is outside of the export")
-        if not whole.is_file():
+        if not is_there:
             raise Invalid(f"{name}: {path} is missing")
         return whole
 

@@ -9,6 +9,7 @@ class Figures:
     encoded_bytes: int = 0
     decoded_bytes: int = 0
     read_seconds: float = 0.0
+    check_seconds: float = 0.0
     decode_seconds: float = 0.0
     scratch_bytes: int = 0
     fallback: str | None = None
@@ -26,7 +27,7 @@ class Report:
     def total(self) -> dict:
         """Sums over all tensors; scratch memory is the most that one tensor took, as each gives its own back."""
         all_of = list(self.tensors.values())
-        sums = ("encoded_bytes", "decoded_bytes", "read_seconds", "decode_seconds")
+        sums = ("encoded_bytes", "decoded_bytes", "read_seconds", "check_seconds", "decode_seconds")
         total = {key: sum(getattr(figures, key) for figures in all_of) for key in sums}
         total["ratio"] = total["decoded_bytes"] / total["encoded_bytes"] if total["encoded_bytes"] else None
         total["scratch_bytes"] = max((figures.scratch_bytes for figures in all_of), default=0)
