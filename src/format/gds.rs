@@ -9,8 +9,32 @@
 //! `dtype` is torch's name. Exporters also write pickled tensors (`.pt`, dtype `torch.bfloat16`) and packed ones
 //! (`"packed": "mxfp4"`): both are refused by name, and nothing of a file is ever executed.
 //!
+//! A tensor's file has its name with every `.` and `/` replaced by `__`. Files made by wmount end in `.bin`, in `@raw` in `.raw`.
+//!
+//! # Encoded tensors
+//!
 //! A tensor that is encoded for its way to the device has an object `transport` ([`Transport`]) beside these three,
-//! which then say what the file at `path` holds: encoded elements, of the encoded type.
+//! which then say what the file at `path` holds: encoded elements, of the encoded type. There is one encoding,
+//! [`FP8_ROWS`], of float32, float16 and bfloat16 tensors of two dimensions or more that are not empty; all others are plain
+//! files. Two files are of a tensor of shape `[rows, ...]`:
+//!
+//! | file | bytes |
+//! |---|---|
+//! | `.fp8` | one for each element, in C order: e4m3fn, which is a sign bit, 4 bits of exponent with the bias 7 and 3 of fraction, without infinities; 0x7f and 0xff are NaN, 448 is the largest |
+//! | `.scale` | a little-endian fp32 for each row, which is what one index of the first dimension selects |
+//!
+//! An element is its code times the scale of its row, in fp32, rounded to the decoded type. They are made so, in IEEE 754 with
+//! rounding to nearest even and subnormal numbers; BF16 and FP16 elements are first made FP32, exactly:
+//!
+//! 1. `max` is the largest finite absolute value of the row; infinities and NaN are passed over.
+//! 2. `scale = max / 448` in FP32, a division; at least 2^-126, since some devices take subnormal numbers for 0. A row whose
+//!    `max` is 0 has the scale 1.
+//! 3. `q = x / scale` in FP32, a division. It is limited to `-448..448`, which is what infinities become, and rounded to the
+//!    nearest e4m3fn, of two as near to the one whose last bit is 0. The sign stays, also that of a zero and of a NaN.
+//!
+//! `checksum` is the sha256 of the `.fp8` file; a reader should see for itself that scales are finite and positive. Where an
+//! artefact breaks a rule, none of the export is to be used, and the plain export takes its place. `decode_location` is the
+//! place that the encoding is meant for: a reader may decode elsewhere, and says so.
 
 use std::collections::HashMap;
 use std::fmt;

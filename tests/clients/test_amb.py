@@ -105,6 +105,20 @@ def test_other_tokenizers_are_their_file(store, models, tmp_path, kind, file, co
     assert section[0] == kind and section[11:] == content
 
 
+def test_a_vocabulary_of_tiktoken_is_not_taken_for_sentencepiece(store, models, tmp_path):
+    """Llama 3's repositories have one by the name that SentencePiece's have."""
+    source = tmp_path / "model"
+    shutil.copytree(models / "tiny-llama", source)
+    store.add(source, name="without")
+    (source / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
+    store.add(source, name="with")
+    sections = []
+    for name in ("without", "with"):
+        store.run("export", f"amb/{name}/latest.amb", tmp_path / f"{name}.amb")
+        sections.append(readers.amb(tmp_path / f"{name}.amb").tokenizer)
+    assert sections[0] == sections[1] and sections[0][0] == 0
+
+
 def test_a_dtype_without_a_code_hides_the_file_and_is_named(world):
     """MiniLM's position_ids are I64, which AMB cannot hold."""
     assert not (world / "amb/minilm/latest.amb").exists()

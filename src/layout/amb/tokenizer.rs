@@ -12,6 +12,8 @@ use crate::model::Model;
 type Object = Map<String, Value>;
 
 const SPECIAL: [&str; 5] = ["bos", "eos", "pad", "unk", "mask"];
+/// How a serialised SentencePiece model begins: with its first piece. Others, such as tiktoken's, have the same file name.
+const SENTENCE_PIECE: &[u8] = b"\n";
 const NO_TOKEN: u16 = u16::MAX;
 
 /// The section of a model; empty if it has no tokenizer.
@@ -31,8 +33,10 @@ pub(super) fn section(model: &Model, files: Files<'_>, config: Option<&Object>) 
             map
         })
     };
-    if let Some(map) = whole_file(1, "tokenizer.model") {
-        return Ok(map);
+    if let Some(file) = model.file("tokenizer.model")
+        && files.part(&ExtentMap::from_blob(file.blob, file.len), 0..file.len.min(1))? == SENTENCE_PIECE
+    {
+        return Ok(whole_file(1, "tokenizer.model").unwrap_or_default());
     }
     let parsed = tokenizer.as_ref().and_then(vocabulary);
     if let Some((kind, vocabulary)) = parsed {
@@ -98,14 +102,14 @@ fn added_tokens(tokenizer: &Object) -> impl Iterator<Item = &Object> {
     tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_object)
 }
 
-/// The special ids: by the token's text in tokenizer_config.json, else by `<which>_token_id` in config.json;
+/// The special ids: by the token's text in tokenizer_config.json, whose id tokenizer.json or it says, else by `<which>_token_id` in config.json;
 /// the unknown token also by what the vocabulary says of itself.
 fn special_ids(tokenizer: Option<&Object>, settings: Option<&Object>, config: Option<&Object>) -> [u16; 5] {
     SPECIAL.map(|which| {
         let by_text = || {
             let token = settings?.get(&format!("{which}_token"))?;
             let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
-            token_id(tokenizer?, text)
+            tokenizer.and_then(|tokenizer| token_id(tokenizer, text)).or_else(|| decoder_id(settings?, text))
         };
         let by_model = || match which {
             "unk" => token_id(tokenizer?, tokenizer?.get("model")?.get("unk_token")?.as_str()?),
@@ -118,6 +122,13 @@ fn special_ids(tokenizer: Option<&Object>, settings: Option<&Object>, config: Op
         };
         by_text().or_else(by_id).or_else(by_model).and_then(|id| u16::try_from(id).ok()).unwrap_or(NO_TOKEN)
     })
+}
+
+/// The id of a token in tokenizer_config.json, which has the special ones by their ids.
+fn decoder_id(settings: &Object, text: &str) -> Option<u64> {
+    let tokens = settings.get("added_tokens_decoder")?.as_object()?;
+    let (id, _) = tokens.iter().find(|(_, token)| token.get("content").and_then(Value::as_str) == Some(text))?;
+    id.parse().ok()
 }
 
 fn token_id(tokenizer: &Object, text: &str) -> Option<u64> {
@@ -159,5 +170,7 @@ mod tests {
         let config = object(r#"{"pad_token_id":70000,"unk_token_id":[3,4]}"#);
         let ids = special_ids(Some(&tokenizer), Some(&settings), Some(&config));
         assert_eq!(ids, [7, 9, NO_TOKEN, 3, NO_TOKEN]);
+        let settings = object(r#"{"unk_token":"<unk>","added_tokens_decoder":{"5":{"content":"<unk>"}}}"#);
+        assert_eq!(special_ids(None, Some(&settings), None)[3], 5);
     }
 }
