@@ -4,13 +4,15 @@
 //! or manifest that is a link is followed only within `blobs/` or `manifests/`. The store itself may be a link, and so
 //! may these two directories, as when they were moved to another disk, if root or the user of this process made it.
 //! `.wmount/`, and what is below it, may not.
+//!
+//! Opening a device may act, so a file's type is looked at before it is opened, and again on what was opened.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, readlinkat, renameat, unlinkat};
 use rustix::io::Errno;
@@ -104,14 +106,9 @@ impl Dir {
 
     /// Opens a regular file below the directory.
     pub fn file(&self, inside: &str) -> io::Result<File> {
-        // Opening a device may act, so the type is looked at first, and again on what was opened.
-        let regular = |found: Metadata| match found.is_file() {
-            true => Ok(()),
-            false => Err(io::Error::other("is no regular file")),
-        };
-        regular(self.metadata(inside)?)?;
+        check_regular(&self.metadata(inside)?)?;
         let file = File::from(self.at(inside, READ)?);
-        regular(file.metadata()?)?;
+        check_regular(&file.metadata()?)?;
         Ok(file)
     }
 
@@ -149,6 +146,39 @@ impl Dir {
     }
 }
 
+/// Opens a regular file below `blobs/` or `manifests/`.
+pub(super) fn file(dir: &Path, inside: &str) -> io::Result<File> {
+    let is_below = Path::new(inside).components().all(|part| matches!(part, Component::Normal(_)));
+    if is_below && let Ok(file) = without_any_link(&dir.join(inside)) {
+        return Ok(file);
+    }
+    Dir::open(dir)?.file(inside)
+}
+
+/// Opens a regular file with as few system calls as that takes: where no part of a path is a link, none leads out.
+/// What the look at the type follows, the opening refuses.
+#[cfg(target_os = "linux")]
+fn without_any_link(path: &Path) -> io::Result<File> {
+    use rustix::fs::{FileType, ResolveFlags, openat2, statat};
+
+    let found = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    if !FileType::from_raw_mode(found.st_mode).is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let file = File::from(openat2(CWD, path, READ, Mode::empty(), ResolveFlags::NO_SYMLINKS)?);
+    check_regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn without_any_link(_: &Path) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+fn check_regular(found: &Metadata) -> io::Result<()> {
+    if found.is_file() { Ok(()) } else { Err(io::Error::other("is no regular file")) }
+}
+
 /// Whether a link was made by root or by the user of this process.
 fn check_maker(link: &Metadata) -> io::Result<()> {
     match link.uid() {
@@ -183,13 +213,39 @@ mod tests {
             for inside in ["within", "below/a"] {
                 let mut text = String::new();
                 open.file(inside).unwrap().read_to_string(&mut text).unwrap();
-                assert_eq!(text, "a");
+                file(&path, inside).unwrap().read_to_string(&mut text).unwrap();
+                assert_eq!(text, "aa");
             }
             for inside in ["out", "absolute", "magic", "loop", "up/secret", "../secret", "below", "none"] {
                 assert!(open.file(inside).is_err(), "{inside}");
+                assert!(file(&path, inside).is_err(), "{inside}");
             }
             assert!(open.without_links("below/a", READ).is_ok());
             assert!(open.without_links("within", READ).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_at_a_path_now_is_opened_and_only_regular_files_are() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().canonicalize().unwrap().join("blobs");
+        let text = || file(&dir, "a").map(|file| io::read_to_string(file).unwrap());
+        for bytes in ["first", "second"] {
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("a"), bytes).unwrap();
+            assert!(without_any_link(&dir.join("a")).is_ok() || cfg!(not(target_os = "linux")));
+            assert_eq!(text().unwrap(), bytes);
+            fs::rename(&dir, place.path().join(bytes)).unwrap();
+            assert_eq!(text().unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
+        symlink("first", &dir).unwrap();
+        assert!(without_any_link(&dir.join("a")).is_err());
+        assert_eq!(text().unwrap(), "first");
+        // Opening it would not wait, and let a writer go on.
+        rustix::fs::mknodat(CWD, dir.join("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        symlink("fifo", dir.join("to-fifo")).unwrap();
+        for name in ["fifo", "to-fifo", "."] {
+            assert!(file(&dir, name).is_err(), "{name}");
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 
-use super::beneath::Dir;
+use super::beneath;
 use super::check::Checks;
 use super::memo::Memos;
 use crate::digest::Digest;
@@ -62,8 +62,7 @@ impl BlobFiles {
     fn opened(&self, digest: &Digest) -> Result<Arc<File>> {
         let open = || {
             let _reading = Reading::begin(digest);
-            let file = Dir::open(&self.dir)?.file(&digest.file_name())?;
-            Ok(Arc::new(file))
+            Ok(Arc::new(beneath::file(&self.dir, &digest.file_name())?))
         };
         self.open.get_or_insert_with(digest, open).map_err(|error| damaged(digest, &error))
     }

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use super::stage::sync_dir;
-use super::{Dir, Found, Lock, Store, children};
+use super::{Found, Lock, Store, beneath, children};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::format::ollama::Manifest;
@@ -35,7 +35,7 @@ impl Store {
     /// A lease on a model, `None` if its manifest is gone or another one by now.
     pub fn lease(&self, found: &Found) -> Option<Lease> {
         use std::os::unix::fs::MetadataExt;
-        let file = Dir::open(&self.manifests_dir()).ok()?.file(&found.name.manifest_path()).ok()?;
+        let file = beneath::file(&self.manifests_dir(), &found.name.manifest_path()).ok()?;
         file.try_lock_shared().ok()?;
         let metadata = file.metadata().ok()?;
         ((metadata.ino(), metadata.len()) == found.version).then_some(Lease(file))

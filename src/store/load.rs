@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-use super::{Dir, Found, Store};
+use super::{Found, Store, beneath};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
@@ -28,8 +28,7 @@ impl Store {
     /// The bytes of a manifest in the place of what is in `bytes`.
     fn read_manifest(&self, found: &Found, bytes: &mut Vec<u8>) -> Result<()> {
         let path = self.manifest_path(&found.name);
-        let manifests = Dir::open(&self.manifests_dir()).at(&path)?;
-        let file = manifests.file(&found.name.manifest_path()).at(&path)?;
+        let file = beneath::file(&self.manifests_dir(), &found.name.manifest_path()).at(&path)?;
         let metadata = file.metadata().at(&path)?;
         if (metadata.ino(), metadata.len()) != found.version {
             return Err(Error::NotFound(format!("the manifest of {} as it was", found.name)));
