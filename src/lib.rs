@@ -19,6 +19,7 @@
 //! list below: a front knows no format, a format knows no kernel.
 
 pub mod error;
+mod slips;
 mod chunks;
 mod cores;
 pub mod digest;

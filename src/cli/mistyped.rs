@@ -7,6 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
 
 use super::Cli;
+use crate::slips::slips;
 
 /// Words for commands that have other names here.
 const SYNONYMS: [(&str, &str); 5] =
@@ -43,11 +44,8 @@ fn near(word: &str, command: &Command) -> Option<String> {
     if let Some((_, name)) = SYNONYMS.iter().find(|(synonym, _)| *synonym == word) {
         return Some((*name).into());
     }
-    // A slip of the fingers in a short word, two in a longer one.
-    let most = if word.len() < 6 { 1 } else { 2 };
     let names = command.get_subcommands().map(Command::get_name);
-    let distances = names.map(|name| (strsim::damerau_levenshtein(word, name), name));
-    let (_, name) = distances.filter(|(distance, _)| *distance <= most).min()?;
+    let (_, name) = names.filter_map(|name| Some((slips(word, name)?, name))).min()?;
     Some(name.into())
 }
 

@@ -174,7 +174,7 @@ impl Command {
 
 /// The manifests of the named models, or of all.
 fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
-    if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_one(name)).collect() }
+    if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_asked(name)).collect() }
 }
 
 /// The tree of a store without a mount, and what is at a path of it.

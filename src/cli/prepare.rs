@@ -50,7 +50,7 @@ fn wanted(text: &str) -> Result<(ModelName, Variant), String> {
 /// Finds out what a computed variant must know of its tensors.
 fn prepare_variant(args: &PrepareArgs, name: &ModelName, variant: &str) -> Result<()> {
     let store = std::sync::Arc::new(args.store.open()?);
-    store.find_one(name)?;
+    store.find_asked(name)?;
     store.keep_memos()?;
     let tree = Tree::new(&store, store.find()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == *name);
@@ -79,7 +79,7 @@ fn report(args: &PrepareArgs, name: &ModelName, variant: &str, tensors: usize, b
 /// Computes the digests of a form that is not the model's own.
 fn prepare_form(args: &PrepareArgs, name: &ModelName, form: Form) -> Result<()> {
     let store = args.store.open()?;
-    let found = store.find_one(name)?;
+    let found = store.find_asked(name)?;
     let model = store.load(&found)?;
     model.check_whole()?;
     let layout = layout::of_form(form);

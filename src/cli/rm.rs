@@ -24,7 +24,7 @@ pub(super) fn run(args: &RmArgs) -> Result<()> {
     let store = args.store.open()?;
     let names = &args.models;
     // One that is not there must not leave the others half done.
-    names.iter().try_for_each(|name| store.find_one(name).map(drop))?;
+    names.iter().try_for_each(|name| store.find_asked(name).map(drop))?;
     names.iter().try_for_each(|name| store.remove(name))?;
     let removed: Vec<String> = names.iter().map(ToString::to_string).collect();
     if args.json {

@@ -56,7 +56,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         Shown::Model(named) => named,
     };
     let store = Arc::new(args.store.open()?);
-    let found = store.find_one(name).map_err(|error| match error {
+    let found = store.find_asked(name).map_err(|error| match error {
         Error::NotFound(what) if name.name.ends_with(".amb") => {
             Error::NotFound(format!("a file of this name, or {what}"))
         }

@@ -19,6 +19,7 @@ pub mod import;
 pub mod ingest;
 mod load;
 mod memo;
+mod near;
 mod repair;
 mod stage;
 mod verify;
@@ -348,24 +349,9 @@ impl Store {
         let found = Dir::open(&self.manifests_dir())
             .at(&path)
             .and_then(|manifests| found_in(&manifests, &path, [&name.host, &name.namespace, &name.name, &name.tag]));
-        found.map(|model| Found { forms: self.form_files_of(&model.name), ..model }).map_err(|_| {
-            let others = self.other_tags(name);
-            let which = if others.is_empty() { others } else { format!(", which has {others}") };
-            Error::NotFound(format!("model {name} in the store {}{which}", self.root.display()))
-        })
-    }
-
-    /// The first models that have this name but for the tag, in words; empty if there are none.
-    fn other_tags(&self, name: &ModelName) -> String {
-        const NAMED: usize = 8;
-        let tags = self.manifest_path(name).parent().and_then(|dir| children(dir).ok()).unwrap_or_default();
-        let of = |tag: &String| ModelName::new(&name.host, &name.namespace, &name.name, tag).ok();
-        let mut others: Vec<String> = tags.iter().filter_map(of).map(|name| name.to_string()).collect();
-        others.sort();
-        let more = others.len().saturating_sub(NAMED);
-        others.truncate(NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        others.join(", ") + &more
+        found
+            .map(|model| Found { forms: self.form_files_of(&model.name), ..model })
+            .map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
     }
 }
 

@@ -51,7 +51,7 @@ pub fn copy(root: &Path, from: &Path, options: &CopyOptions, progress: &dyn Prog
     let from = Store::open(from)?;
     let chosen: Vec<Found> = match options.models.is_empty() {
         true => from.find()?,
-        false => options.models.iter().map(|name| from.find_one(name)).collect::<Result<_>>()?,
+        false => options.models.iter().map(|name| from.find_asked(name)).collect::<Result<_>>()?,
     };
     if options.name.is_some() && chosen.len() != 1 {
         let what = format!("a new name is for one model, and these are {}: choose with --model", chosen.len());
