@@ -181,6 +181,11 @@ impl Tree {
         &self.entries
     }
 
+    /// The models for which the store has not answered yet, and is not waited for.
+    pub fn late(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        self.entries.iter().filter(|entry| entry.is_late())
+    }
+
     /// When the newest model was written.
     pub fn newest(&self) -> Option<SystemTime> {
         self.entries.iter().map(|entry| entry.found.written).max()

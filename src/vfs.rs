@@ -190,7 +190,16 @@ impl Vfs {
             What::Skeleton(path) => self.step(dir, &path, name),
             What::Status(_) => Err(Error::NotDir),
         };
-        found.inspect_err(|error| self.note(error, None))
+        found.inspect_err(|error| self.note(error, || self.model_of(dir, name)))
+    }
+
+    /// The model that an entry of a directory is of.
+    fn model_of(&self, dir: u64, name: &str) -> Option<Arc<Found>> {
+        match self.inode(dir).ok()?.what {
+            What::Node(handle) => Some(handle.place.model().clone()),
+            What::Skeleton(path) => self.tree().dir(&path)?.model(name).cloned(),
+            What::Status(_) => None,
+        }
     }
 
     fn step(&self, dir: u64, path: &str, name: &str) -> Result<Attr> {
@@ -316,10 +325,10 @@ impl Vfs {
                 let tree = self.tree();
                 let skeleton: &SkeletonDir = tree.dir(path).ok_or_else(|| Error::NotFound(path.to_string()))?;
                 if skeleton.is_shared() {
-                    let union = skeleton.blobs().inspect_err(|error| self.note(error, None))?;
+                    let union = skeleton.blobs().inspect_err(|error| self.note(error, || None))?;
                     return Ok(Listing { parent: inode.parent, children: Children::Blobs(union) });
                 }
-                let entries = skeleton.entries().inspect_err(|error| self.note(error, None))?;
+                let entries = skeleton.entries().inspect_err(|error| self.note(error, || None))?;
                 entries.into_iter().map(child).collect()
             }
         };
@@ -359,7 +368,7 @@ impl Vfs {
         let blob = self.file(ino, |file| Some((file.content.whole_blob()?, file.model.clone())));
         let Some((digest, model)) = blob else { return Error::Stale(ino) };
         let error = Error::Damaged { digest, fault };
-        self.note(&error, Some(&model));
+        self.note(&error, || Some(model));
         error
     }
 
@@ -379,7 +388,7 @@ impl Vfs {
                 let counters = self.meters.of(file.layout, file.variant);
                 let blobs = Metered::new(self.store.blobs(), counters, file.variant.is_some());
                 let read = file.content.read(&blobs, offset, buf);
-                let len = read.inspect_err(|error| self.note(error, Some(&file.model)))?;
+                let len = read.inspect_err(|error| self.note(error, || Some(file.model.clone())))?;
                 counters.read(len);
                 Ok(len)
             }

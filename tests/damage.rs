@@ -173,6 +173,47 @@ fn a_manifest_that_cannot_be_read_hurts_its_own_model() {
 }
 
 #[test]
+fn a_recipe_without_its_map_is_told_of_wherever_its_model_is_touched() {
+    let store = Store::of_two();
+    let manifest = fs::read(store.path().join("manifests/registry.ollama.ai/library/llama/code")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    let layers = manifest["layers"].as_array().unwrap();
+    let map = layers.iter().rfind(|it| it["mediaType"] == "application/vnd.wmount.fragment").unwrap();
+    let digest: Digest = serde_json::from_value(map["digest"].clone()).unwrap();
+    let (path, aside) = (blob_path(&store, &digest), store.dir.path().join("aside"));
+    fs::rename(&path, &aside).unwrap();
+    let fault = format!("blob {digest}: it is missing; it is part of the recipe of \"code\"");
+    let listed = store.json(&["ls"]);
+    assert_eq!((&listed[0]["damaged"], &listed[1]["damaged"]), (&serde_json::Value::Null, &fault.as_str().into()));
+    let verified = store.command(&["verify"]).output().unwrap();
+    let line = format!("blob {digest}: it is missing; it hurts llama:code; it holds a part of original/\n");
+    assert!(String::from_utf8(verified.stdout).unwrap().starts_with(&line));
+    let said = store.refused(&["cat", "safetensors/llama/code/config.json"]);
+    assert_eq!(said, format!("wmount: model llama:code: {fault}\n"));
+    let mounted = store.mount();
+    assert!(is_eio(&mounted.read("safetensors/llama/code/config.json")));
+    assert_eq!(mounted.status()["problems"], serde_json::json!([format!("model llama:code: {fault}")]));
+    fs::rename(&aside, &path).unwrap();
+    assert!(!mounted.read("safetensors/llama/code/config.json").unwrap().is_empty());
+    common::eventually("mended damage is no problem", || mounted.status()["problems"] == serde_json::json!([]));
+}
+
+#[test]
+fn a_command_that_meets_damage_says_so_once() {
+    let store = Store::of_two();
+    let digest = blob_of(&store, "llama:code", "model.layers.1.mlp.down_proj.weight");
+    fs::remove_file(blob_path(&store, &digest)).unwrap();
+    let to = store.dir.path().join("exported");
+    let line = format!(
+        "wmount: model llama:code: blob {digest}: it is missing; it holds tensor \"model.layers.1.mlp.down_proj.weight\"\n"
+    );
+    for args in [&["export", "safetensors/llama/code", to.to_str().unwrap()][..], &["cat", "amb/llama/code.amb"]] {
+        assert_eq!(store.refused(args), line);
+    }
+    assert!(!to.exists());
+}
+
+#[test]
 fn an_import_mends_a_blob_that_was_cut() {
     let store = Store::of_two();
     let path = blob_path(&store, &blob_of(&store, "llama:chat", "lm_head.weight"));

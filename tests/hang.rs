@@ -8,9 +8,10 @@ mod common;
 mod hanging;
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -120,7 +121,13 @@ fn a_model_that_does_not_answer_to_the_first_look_hides_no_other() {
     assert!(hanging.waiting() > 0, "nobody waits for the other model");
     assert_eq!(digest_of(&mounted.path("amb/llama/chat.amb")), digest_of(&exported));
     assert_eq!(names("safetensors/llama"), ["chat"]);
+    // The kernel lets a process end only when what it asked a file system for is answered.
+    let mut command = store.command(&["cat", "amb/llama/code.amb"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(command.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let said = lines.find(|line| line.starts_with("wmount: ")).unwrap();
+    assert!(said.ends_with(", which does not answer for llama:code: not found"), "{said}");
     hanging.answer();
+    assert_eq!(command.wait().unwrap().code(), Some(1));
     eventually("the other model is there", || names("amb/llama") == ["chat.amb", "code.amb"]);
     assert!(mounted.path("amb/llama/code.amb").exists());
 }

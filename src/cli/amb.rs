@@ -36,12 +36,12 @@ pub(super) fn show_file(path: &str, as_json: bool) -> Result<()> {
 /// Shows the AMB file at this path of the tree.
 pub(super) fn show_model(store: Arc<Store>, path: &str, as_json: bool) -> Result<()> {
     let vfs = Vfs::new(store)?;
-    let attr = vfs.resolve(path)?;
+    let attr = super::resolved(&vfs, path)?;
     // No tensor is computed for it: what is read are the heads of the records.
     let read = |offset: u64, buf: &mut [u8]| match vfs.read(attr.ino, offset, buf) {
         Ok(len) if len == buf.len() => Ok(()),
         Ok(_) => Err("the file ends here".into()),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(vfs.in_words(error).to_string()),
     };
     show(path, &Seen { len: attr.size, read }, as_json)
 }

@@ -34,13 +34,13 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }
     let mut export = Export { vfs: &vfs, bar: Bar::new("exporting"), links: HashMap::new(), files: 0, bytes: 0 };
-    export.bar.begin(export.total(&attr)?);
+    export.bar.begin(export.total(&attr).map_err(|error| vfs.in_words(error))?);
     let outcome = export.branch(&attr, &args.dest);
     export.bar.finish();
     if let Err(error) = outcome {
         // What is half there would look like a model.
         let _ = if attr.kind == Kind::Dir { fs::remove_dir_all(&args.dest) } else { fs::remove_file(&args.dest) };
-        return Err(error);
+        return Err(vfs.in_words(error));
     }
     if args.json {
         return print_json(&json!({"path": args.dest, "files": export.files, "bytes": export.bytes}));

@@ -105,7 +105,8 @@ pub fn main() -> ExitCode {
     let cli = parsed.unwrap_or_else(|error| error.exit());
     let is_mount = cli.command.is_none();
     if !is_mount {
-        crate::front::daemon::log_to_stderr("warn");
+        // What it tells of is the error that the command ends with.
+        crate::front::daemon::log_to_stderr("warn,wmount::vfs=off");
     }
     let outcome = match cli.command {
         Some(command) => command.run(),
@@ -179,11 +180,21 @@ fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
 
 /// The tree of a store without a mount, and what is at a path of it.
 fn tree_at(args: &TreeArgs, path: &str) -> Result<(Vfs, Attr)> {
-    let store = Arc::new(args.store.open()?.allowing_overflow(args.allow_overflow));
-    let vfs = Vfs::new(store.clone())?;
-    let attr = vfs.resolve(path).map_err(|error| match error {
-        Error::NotFound(path) => Error::NotFound(format!("{path} in the store {}", store.root().display())),
-        other => other,
-    })?;
+    let vfs = Vfs::new(Arc::new(args.store.open()?.allowing_overflow(args.allow_overflow)))?;
+    let attr = resolved(&vfs, path)?;
     Ok((vfs, attr))
+}
+
+fn resolved(vfs: &Vfs, path: &str) -> Result<Attr> {
+    vfs.resolve(path).map_err(|error| match error {
+        Error::NotFound(path) => {
+            let late: Vec<String> = vfs.tree().late().map(|entry| entry.found.name.to_string()).collect();
+            let but = match late.is_empty() {
+                true => String::new(),
+                false => format!(", which does not answer for {}", late.join(", ")),
+            };
+            Error::NotFound(format!("{path} in the store {}{but}", vfs.store().root().display()))
+        }
+        other => vfs.in_words(other),
+    })
 }

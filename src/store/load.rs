@@ -1,5 +1,6 @@
 //! From a manifest to a [`Model`]: everything that layouts rely on is checked here, once.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
@@ -11,12 +12,15 @@ use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
-use crate::format::recipe::{self, GetMap};
+use crate::format::recipe;
 use crate::format::{BlobBytes, gguf, safetensors};
-use crate::model::{Defect, Foreign, Model, Role, SmallFile, Tensor, WeightFile, check_path};
+use crate::model::{Defect, Foreign, Model, Role, SmallFile, Source, Tensor, WeightFile, check_path};
 
 /// The sum of all blobs of a model, in bytes, up to which no sum of sizes can overflow.
 const MAX_MODEL: u64 = 1 << 60;
+
+/// Reads a map of a recipe, of the given length.
+type ReadMap<'a> = dyn Fn(&Digest, u64) -> Result<Vec<u8>> + 'a;
 
 impl Store {
     /// The bytes of a manifest.
@@ -61,10 +65,8 @@ impl Store {
         let path = self.manifest_path(&found.name);
         let manifest = Manifest::parse(&bytes).at(&path)?;
         check_sizes(&manifest).at(path)?;
-        let mut model = self.model(found, &manifest, &bytes, &|digest, len| {
-            let bytes = self.small_blob(digest, len, recipe::MAX_RECIPE);
-            bytes.map_err(|error| Fault::new(0, error.to_string()))
-        })?;
+        let map = |digest: &Digest, len| self.small_blob(digest, len, recipe::MAX_RECIPE);
+        let mut model = self.model(found, &manifest, &bytes, &map)?;
         self.fill_forms(found, &bytes, &mut model);
         Ok(model)
     }
@@ -87,7 +89,7 @@ impl Store {
     }
 
     /// The model of a manifest, whose text is `bytes`.
-    fn model(&self, found: &Found, manifest: &Manifest, bytes: &[u8], maps: &GetMap<'_>) -> Result<Model> {
+    fn model(&self, found: &Found, manifest: &Manifest, bytes: &[u8], map: &ReadMap<'_>) -> Result<Model> {
         let mut model = Model {
             name: found.name.clone(),
             tensors: Vec::new(),
@@ -120,15 +122,34 @@ impl Store {
                 ollama::ADAPTER => self.weight_file(layer, Role::Adapter, &mut model),
                 ollama::DRAFT => self.weight_file(layer, Role::Draft, &mut model),
                 ollama::OWN_RECIPE => {
-                    let bytes = self.small_blob(&layer.digest, layer.size, recipe::MAX_RECIPE)?;
-                    let source = recipe::parse(&layer.name, &bytes, maps).map_err(|fault| damaged(layer, fault))?;
-                    model.sources.push(source);
+                    model.sources.push(self.source(layer, map)?);
                 }
                 _ => {}
             }
         }
         model.sort();
         Ok(model)
+    }
+
+    /// What was imported, by the recipe that a layer names.
+    fn source(&self, layer: &Layer, map: &ReadMap<'_>) -> Result<Source> {
+        let part = |error| match error {
+            Error::Damaged { digest, fault } => {
+                Error::Damaged { digest, fault: format!("{fault}; it is part of the recipe of {:?}", layer.name) }
+            }
+            other => other,
+        };
+        let bytes = self.small_blob(&layer.digest, layer.size, recipe::MAX_RECIPE).map_err(part)?;
+        // It is the map that is damaged, and not the recipe that names it.
+        let lost = Cell::new(None);
+        let source = recipe::parse(&layer.name, &bytes, &|digest, len| {
+            map(digest, len).map_err(|error| {
+                let fault = Fault::new(0, error.to_string());
+                lost.set(Some(error));
+                fault
+            })
+        });
+        source.map_err(|fault| lost.take().map_or_else(|| damaged(layer, fault), part))
     }
 
     /// The whole content of a blob that is small enough to be held in memory.

@@ -7,7 +7,7 @@ use crate::chunks::{buffer, for_each_chunk};
 use crate::cores::on_all_cores;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
-use crate::format::ollama::Layer;
+use crate::format::ollama::{self, Layer};
 
 /// What `verify` found.
 #[derive(Debug, Default, serde::Serialize)]
@@ -66,9 +66,14 @@ impl Users {
         if self.models.last().is_none_or(|last| last != model) {
             self.models.push(model.to_owned());
         }
-        let what = if layer.is_tensor() { "tensor" } else { "file" };
-        let name = format!("{what} {:?}", layer.name);
-        if !layer.name.is_empty() && self.holds.len() < Self::NAMES && !self.holds.contains(&name) {
+        let name = match layer.media_type.as_str() {
+            ollama::OWN_RECIPE => format!("the recipe of {:?}", layer.name),
+            ollama::OWN_FRAGMENT => "a part of original/".into(),
+            _ if layer.name.is_empty() => return,
+            _ if layer.is_tensor() => format!("tensor {:?}", layer.name),
+            _ => format!("file {:?}", layer.name),
+        };
+        if self.holds.len() < Self::NAMES && !self.holds.contains(&name) {
             self.holds.push(name);
         }
     }

@@ -11,6 +11,7 @@ use crate::cores::on_all_cores;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::layout::{self, AnchorKind};
+use crate::store::Found;
 
 /// A directory of the skeleton.
 #[derive(Debug, Default)]
@@ -80,6 +81,15 @@ impl SkeletonDir {
                 let (entry, view, anchor) = &self.shared[self.blobs()?.model(&digest).ok_or_else(absent)?];
                 Place::of(entry, *view, *anchor, name).step()
             }
+        }
+    }
+
+    /// The model that has this name, or whose variant has it.
+    pub fn model(&self, name: &str) -> Option<&Arc<Found>> {
+        match self.children.get(name) {
+            Some(SkeletonChild::Anchor { entry, .. }) => Some(&entry.found),
+            Some(SkeletonChild::Dir(_)) => None,
+            None => self.unlisted(name).map(|(entry, ..)| &entry.found),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Vfs;
 use crate::error::Error;
@@ -67,13 +67,19 @@ impl Vfs {
         self.problems.review();
     }
 
+    /// An error in the words of the log: with the model that is hurt, where that is known.
+    pub fn in_words(&self, error: Error) -> Error {
+        let (plain, told) = (error.to_string(), self.problems.texts());
+        told.into_iter().rev().find(|text| text.contains(&plain)).map_or(error, Error::Invalid)
+    }
+
     /// Logs damage and remembers it for the status; a name that is not there is no damage.
-    pub(super) fn note(&self, error: &Error, model: Option<&Found>) {
+    pub(super) fn note(&self, error: &Error, model: impl FnOnce() -> Option<Arc<Found>>) {
         if matches!(error, Error::NotFound(_) | Error::Refused(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
             return;
         }
-        let text = match model {
-            Some(found) => format!("model {}: {error}{}", found.name, self.tensors_in(error, found)),
+        let text = match model() {
+            Some(found) => format!("model {}: {error}{}", found.name, self.tensors_in(error, &found)),
             None => error.to_string(),
         };
         tracing::error!("{text}");

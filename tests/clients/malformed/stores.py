@@ -271,11 +271,16 @@ for name, text, word in [
     ("extent of four", extents([0, 0, 1, 1]), "did not match any variant"),
     ("dir leads out", put(dirs=[{"path": "..", "mtime": [0, 0]}]), '".." is no plain relative path'),
     ("dir without time", put(dirs=[{"path": "a"}]), "missing field `mtime`"),
-    ("map missing", extents(extents=..., map=[NO, 10]), f"blob sha256:{NO}: it is missing"),
-    ("map too long", extents(extents=..., map=[NO, 1 << 40]), "bytes are too many for what it is"),
 ]:
     if name != "time never":
         recipe(name, text, word)
+for name, length, word in [
+    ("missing", 10, "it is missing"),
+    ("too long", 1 << 40, "1099511627776 bytes are too many for what it is"),
+]:
+    own = Blob(OWN + "recipe", "dir", json.dumps(extents(extents=..., map=[NO, length])).encode())
+    fault = f'blob sha256:{NO}: {word}; it is part of the recipe of "dir"'
+    layers(f"recipe map {name}", own, SEED, words=(fault,))
 for name, text, word in [
     ("no JSON", b"[", "EOF"),
     ("of version 7", b'{"version":7,"blobs":[],"extents":[]}', "version 7 was written by a newer wmount"),
