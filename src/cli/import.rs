@@ -29,6 +29,12 @@ pub struct ImportArgs {
     /// Put the new model in the place of one that is there
     #[arg(long)]
     replace: bool,
+    /// Follow links in PATH that lead out of it
+    ///
+    /// Within what is imported, and from a snapshot of a hub cache to its blobs, links are followed in any case. Others
+    /// are refused: a model that came with a link to your keys would take them into the store, which all may read.
+    #[arg(long)]
+    follow_links: bool,
     /// Store constants inside Core ML programs as tensors from this size on
     #[arg(long, value_name = "BYTES", default_value_t = BLOB_THRESHOLD)]
     blob_threshold: u64,
@@ -56,7 +62,12 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
         return misuse("several paths make one model: say its name with -n NAME");
     }
     let bar = Bar::new("importing");
-    let options = Options { name: args.name.clone(), replace: args.replace, blob_threshold: Some(args.blob_threshold) };
+    let options = Options {
+        name: args.name.clone(),
+        replace: args.replace,
+        follow_links: args.follow_links,
+        blob_threshold: Some(args.blob_threshold),
+    };
     let report = import(&args.store.path()?, &args.paths, &options, &bar);
     bar.finish();
     let report = report?;

@@ -79,7 +79,7 @@ impl BlobFiles {
     }
 }
 
-fn damaged(digest: &Digest, error: &io::Error) -> Error {
+pub(super) fn damaged(digest: &Digest, error: &io::Error) -> Error {
     let fault = match error.kind() {
         io::ErrorKind::NotFound => "it is missing".into(),
         io::ErrorKind::UnexpectedEof => "it is shorter than its manifest says".into(),

@@ -10,6 +10,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::beneath::Dir;
+use super::blobs::damaged;
 use super::load::check_sizes;
 use super::stage::Stage;
 use super::{Found, Store, children};
@@ -169,7 +171,9 @@ impl IngestDir {
         let lock = self.store.wait_for_lock()?;
         let stage = Stage::new(&self.store, &lock)?;
         for layer in manifest.blobs().filter(|layer| !stage.has(&layer.digest, layer.size)) {
-            stage.take(&self.dir.join(layer.digest.file_name()), &layer.digest, layer.size)?;
+            let file = Dir::plain(&self.dir).and_then(|dir| dir.file(&layer.digest.file_name()));
+            let file = file.map_err(|error| damaged(&layer.digest, &error))?;
+            stage.take(&file, &layer.digest, layer.size)?;
         }
         stage.flush()?;
         stage.publish(name, bytes, true)?;

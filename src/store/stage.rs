@@ -1,9 +1,9 @@
 //! Writing blobs: to temporary files in the store, hashed while written, made durable together, then renamed.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File, Permissions};
-use std::io::Write;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -157,28 +157,25 @@ impl<'a> Stage<'a> {
 
     /// Takes a blob of another store, as a clone or another name of the file if the file system can, else as a copy;
     /// `false` if the store had it already.
-    pub fn take(&self, source: &Path, digest: &Digest, len: u64) -> Result<bool> {
+    pub fn take(&self, from: &File, digest: &Digest, len: u64) -> Result<bool> {
         let damaged = |fault: String| Error::Damaged { digest: *digest, fault };
-        let found = source.metadata().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => damaged("it is missing".into()),
-            _ => damaged(error.to_string()),
-        })?;
-        if !found.is_file() || found.len() != len {
+        let found = from.metadata().map_err(|error| damaged(error.to_string()))?;
+        if found.len() != len {
             return Err(damaged(format!("it has {} bytes, its manifest says {len}", found.len())));
         }
         if self.has(digest, len) {
             return Ok(false);
         }
-        let from = File::open(source).at(source)?;
         let temporary = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
-        let temporary = if clone_file(&from, temporary.as_file()) {
+        let temporary = if clone_file(from, temporary.as_file()) {
             temporary.as_file().set_permissions(Permissions::from_mode(0o444)).at(temporary.path())?;
             temporary.into_temp_path()
-        } else if let Some(link) = self.link(source, digest) {
+        } else if let Some(link) = self.link(from, &found, digest) {
             link
         } else {
             let mut draft = Draft { file: temporary, hasher: Hasher::new(), len: 0, begun: 0 };
-            for_each_to_the_end(0, |at, buf| from.read_at(buf, at).at(source), |chunk| draft.write(chunk))?;
+            let read = |at, buf: &mut [u8]| from.read_at(buf, at).map_err(|error| damaged(error.to_string()));
+            for_each_to_the_end(0, read, |chunk| draft.write(chunk))?;
             let actual = draft.hasher.clone().finish();
             if actual != *digest {
                 return Err(damaged(format!("its content has the digest {actual}")));
@@ -189,11 +186,13 @@ impl<'a> Stage<'a> {
         Ok(true)
     }
 
-    /// Another name of a blob, if the file system has such and the owner allows it.
-    fn link(&self, source: &Path, digest: &Digest) -> Option<TempPath> {
-        // The blob may be a symbolic link; its target is what is wanted.
-        let (source, link) = (source.canonicalize().ok()?, self.dir.join(digest.file_name()));
-        fs::hard_link(source, &link).ok()?;
+    /// Another name of a blob, if the file system has such and it is this user's: another could still change it.
+    fn link(&self, from: &File, found: &Metadata, digest: &Digest) -> Option<TempPath> {
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return None;
+        }
+        let link = self.dir.join(digest.file_name());
+        link_file(from, &link).ok()?;
         TempPath::try_from_path(link).ok()
     }
 
@@ -354,6 +353,23 @@ fn clone_file(from: &File, to: &File) -> bool {
         let _ = (from, to);
         false
     }
+}
+
+/// Gives an open file another name.
+#[cfg(target_os = "linux")]
+fn link_file(from: &File, to: &Path) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+
+    use rustix::fs::{AtFlags, CWD, linkat};
+
+    // By its path, another file could have come into its place.
+    Ok(linkat(CWD, format!("/proc/self/fd/{}", from.as_raw_fd()), CWD, to, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// An open file gets no other name on this system.
+#[cfg(not(target_os = "linux"))]
+fn link_file(_from: &File, _to: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Asks the kernel to begin writing this part of the file out, so that the sync at the end finds little to do.

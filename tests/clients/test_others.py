@@ -193,6 +193,74 @@ def test_a_store_that_was_moved_to_another_disk_behind_a_link_is_mounted(small, 
     assert small.json("verify")["damaged"] == []
 
 
+def copied_from(source: Path, into: Store):
+    """The outcome of copying a store, and the models that came of it."""
+    done = into.run("import", source, check=False)
+    return done, [model["model"] for model in into.json("ls")]
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_copied_store_brings_nothing_that_its_links_lead_to(small, tmp_path, absolute):
+    """Neither as another name of the file nor as a copy: only a digest would tell, and links are not hashed."""
+    blob = max(blobs_of(small.path, "tiny-llama") - blobs_of(small.path, "mixed"), key=lambda path: path.stat().st_size)
+    target = secret(tmp_path, blob.stat().st_size)
+    blob.unlink()
+    blob.symlink_to(target if absolute else os.path.relpath(target, blob.parent))
+    done, models = copied_from(small.path, Store(tmp_path / "copy"))
+    assert done.returncode == 1 and "link that leads out of the store" in done.stdout.decode() + done.stderr.decode()
+    assert models == ["mixed:latest"]
+    assert target.stat().st_nlink == 1
+    assert all(b"sssssssss" not in path.read_bytes() for path in (tmp_path / "copy/blobs").iterdir())
+
+
+def test_blobs_that_another_user_could_change_are_copied_and_ones_own_are_linked(hers, place):
+    own = place / "own"
+    shutil.copytree(hers, own)
+    for source, linked in ((hers, False), (own, True)):
+        copy = Store(place / f"copy-of-{source.name}")
+        done, models = copied_from(source, copy)
+        assert done.returncode == 0 and len(models) == 2, done.stderr.decode()
+        for blob in (copy.path / "blobs").iterdir():
+            original = source / "blobs" / blob.name
+            assert blob.read_bytes() == original.read_bytes() and blob.stat().st_uid == 0
+            # Where the file system clones, neither is another name.
+            assert not blob.samefile(original) or linked
+
+
+def test_an_import_does_not_follow_links_out_of_what_it_imports(small, models, tmp_path):
+    """Such as those to keys, in a model of a stranger's: its blobs can be read by all."""
+    before, stranger = small.listing(), tmp_path / "stranger"
+    shutil.copytree(models / "tiny-llama", stranger)
+    key = secret(tmp_path, 100)
+    for link, target in [
+        ("notes.txt", key),
+        ("notes.txt", "../secret"),
+        ("deep/er", "../../.."),
+        ("deep/notes.txt", "/proc/self/environ"),
+    ]:
+        path = stranger / link
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(target)
+        done = small.run("import", stranger, "-n", "stranger", check=False)
+        words = done.stderr.decode()
+        assert done.returncode == 1 and words.count("\n") == 1, words
+        assert str(path) in words and "leads out of what is imported" in words and "--follow-links" in words, words
+        assert small.listing() == before
+        path.unlink()
+    (stranger / "notes.txt").symlink_to(key)
+    (stranger / "again.json").symlink_to("config.json")
+    small.run("import", stranger, "-n", "stranger", "--follow-links")
+    for name in ("notes.txt", "again.json"):
+        kept = small.run("cat", f"original/stranger/latest/stranger/{name}").stdout
+        assert kept == (stranger / name).read_bytes()
+    (stranger / "notes.txt").unlink()
+    # Within one of them, and from one of them to another.
+    (stranger / "beside.txt").symlink_to(tmp_path / "beside.mlpackage/Manifest.json")
+    shutil.copytree(models / "inline.mlpackage", tmp_path / "beside.mlpackage")
+    small.run("import", stranger, tmp_path / "beside.mlpackage", "-n", "two")
+    assert small.json("verify")["damaged"] == []
+
+
 @pytest.mark.parametrize("what", ["blobs", "manifests"])
 def test_root_does_not_follow_a_link_that_another_user_made_of_a_directory(hers, place, what):
     (hers / what).rename(place / "elsewhere")

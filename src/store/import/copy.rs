@@ -121,7 +121,7 @@ fn take_all(
     let outcome = Mutex::new(Ok((Counts::default(), Counts::default())));
     let worker = || {
         while let Some((digest, (len, is_tensor))) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let taken = stage.take(&from.blob_path(digest), digest, *len);
+            let taken = from.blob_file(digest).and_then(|file| stage.take(&file, digest, *len));
             progress.advance(*len);
             let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
             match (&mut *outcome, taken) {

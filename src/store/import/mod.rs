@@ -5,6 +5,7 @@
 
 mod amb;
 mod assemble;
+mod bounds;
 mod copy;
 mod coreml;
 mod gds;
@@ -24,6 +25,7 @@ use super::stage::Stage;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName};
+use bounds::Bounds;
 use plan::SourcePlan;
 
 pub use copy::{CopyOptions, CopyReport, copy, is_store};
@@ -36,6 +38,8 @@ pub struct Options {
     pub name: Option<ModelName>,
     /// Whether a model of this name gives way; without it, packages join the model.
     pub replace: bool,
+    /// Whether links are followed that lead out of the paths.
+    pub follow_links: bool,
     /// Bytes from which on a tensor inside a Core ML program becomes a blob; [`BLOB_THRESHOLD`] if not given.
     pub blob_threshold: Option<u64>,
 }
@@ -91,7 +95,8 @@ pub struct ImportReport {
 /// Anything that is not as its format says, before a byte is written; a name taken by other content; a full disk. The
 /// store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
-    let plans = plan::plan_paths(paths, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
+    let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths) };
+    let plans = plan::plan_paths(paths, &bounds, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
     let name = match &options.name {
         Some(name) => name.clone(),
         None => name_from(paths)?,

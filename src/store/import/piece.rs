@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
+use super::bounds::real_path;
 use super::scan::FoundFile;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
@@ -70,11 +71,14 @@ pub(super) struct FileBytes {
 
 impl FileBytes {
     pub fn open(found: &FoundFile) -> Result<FileBytes> {
-        // Between scan and open the path may have come to mean a FIFO.
+        // Between scan and open the path may have come to mean a FIFO, or a file that it may not lead to.
         let open = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(&found.place);
         let file = open.at(&found.place)?;
         if !file.metadata().at(&found.place)?.is_file() {
             return Err(Error::Invalid(format!("{}: is no regular file any more", found.place.display())));
+        }
+        if real_path(&file, &found.place).at(&found.place)? != found.real {
+            return Err(Error::Invalid(format!("{}: leads elsewhere by now", found.place.display())));
         }
         Ok(FileBytes { file, len: found.len })
     }
@@ -95,5 +99,33 @@ impl Bytes for FileBytes {
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes).map_err(|error| Fault::new(offset, error.to_string()))?;
         Ok(Cow::Owned(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::super::bounds::Bounds;
+    use super::super::scan::scan;
+    use super::*;
+
+    #[test]
+    fn a_file_that_leads_elsewhere_by_the_time_it_is_opened_is_not_read() {
+        let place = tempfile::tempdir().unwrap();
+        let source = place.path().join("source");
+        fs::create_dir_all(source.join("deep")).unwrap();
+        for name in ["source/a", "source/deep/a", "secret"] {
+            fs::write(place.path().join(name), name).unwrap();
+        }
+        let found = scan(&source, &Bounds::of(std::slice::from_ref(&source))).unwrap();
+        let outcomes = || found.files.iter().map(|file| FileBytes::open(file).is_ok()).collect::<Vec<_>>();
+        assert_eq!(outcomes(), [true, true]);
+        fs::remove_file(source.join("a")).unwrap();
+        symlink("../secret", source.join("a")).unwrap();
+        fs::rename(source.join("deep"), place.path().join("moved")).unwrap();
+        symlink("../moved", source.join("deep")).unwrap();
+        assert_eq!(outcomes(), [false, false]);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::amb;
+use super::bounds::Bounds;
 use super::coreml;
 use super::gds;
 use super::gguf;
@@ -25,16 +26,16 @@ pub(super) struct SourcePlan {
 }
 
 /// Finds out what each path is and plans it; a directory of packages stands for all of them.
-pub(super) fn plan_paths(paths: &[PathBuf], blob_threshold: u64) -> Result<Vec<SourcePlan>> {
+pub(super) fn plan_paths(paths: &[PathBuf], bounds: &Bounds, blob_threshold: u64) -> Result<Vec<SourcePlan>> {
     let mut plans = Vec::new();
     for path in paths {
-        let whole = scan(path)?;
+        let whole = scan(path, bounds)?;
         let packages = packages_in(path, &whole)?;
         if packages.is_empty() {
             plans.push(plan_scan(path, whole, blob_threshold)?);
         }
         for package in packages {
-            plans.push(plan_scan(&package, scan(&package)?, blob_threshold)?);
+            plans.push(plan_scan(&package, scan(&package, bounds)?, blob_threshold)?);
         }
     }
     let mut names: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();

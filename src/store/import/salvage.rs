@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::bounds::Bounds;
 use super::piece::{Content, FileBytes};
 use super::pieces::{Place, store_all};
 use super::plan::{SourcePlan, plan_paths};
@@ -35,7 +36,9 @@ pub(in crate::store) fn salvage(
     progress: &dyn Progress,
 ) -> Result<Salvage> {
     let mut found = Salvage::default();
-    let whole = scan(path)?;
+    // Only bytes that the store had are taken, wherever they are.
+    let bounds = Bounds::none();
+    let whole = scan(path, &bounds)?;
     let dirs = whole.dirs.iter().map(|dir| path.join(&dir.path));
     let files = whole.files.iter().map(|file| file.place.clone());
     let is_package = |place: &PathBuf| {
@@ -46,7 +49,7 @@ pub(in crate::store) fn salvage(
     units.insert(0, path.to_owned());
     for unit in units {
         // What is planned whole can hold parts that are planned better by themselves, and the reverse.
-        match plan_paths(std::slice::from_ref(&unit), BLOB_THRESHOLD) {
+        match plan_paths(std::slice::from_ref(&unit), &bounds, BLOB_THRESHOLD) {
             Ok(plans) => found.import(stage, plans, waited, progress)?,
             Err(error) => found.notes.push(error.to_string()),
         }

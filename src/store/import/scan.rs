@@ -1,4 +1,4 @@
-//! What lies below a path that is to be imported: regular files and directories, links followed, nothing opened.
+//! What lies below a path that is to be imported: regular files and directories, links followed as far as they may lead.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::bounds::{Bounds, look};
 use crate::error::{AtPath, Error, Result};
 use crate::model::check_path;
 
@@ -19,6 +20,8 @@ pub(super) struct FoundFile {
     pub path: String,
     /// Where it is.
     pub place: PathBuf,
+    /// Where it was when that was looked at, links followed.
+    pub real: PathBuf,
     /// Its length in bytes.
     pub len: u64,
     /// When it last changed.
@@ -57,16 +60,17 @@ impl Scan {
     }
 }
 
-/// The metadata of what a path leads to, links followed; only regular files and directories are let through.
-pub(super) fn checked_metadata(path: &Path) -> Result<Metadata> {
-    let metadata = fs::metadata(path).map_err(|error| {
+/// What a path leads to and where that is; only regular files and directories within the bounds are let through.
+fn checked(path: &Path, bounds: &Bounds) -> Result<(Metadata, PathBuf)> {
+    let (metadata, real) = look(path).map_err(|error| {
         let dangling = error.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_ok();
         let source = if dangling { io::Error::other("is a link to nothing") } else { error };
         Error::io(path, source)
     })?;
     let kind = metadata.file_type();
     if kind.is_file() || kind.is_dir() {
-        return Ok(metadata);
+        bounds.check(path, &real)?;
+        return Ok((metadata, real));
     }
     let what = match kind {
         _ if kind.is_fifo() => "a FIFO",
@@ -77,15 +81,15 @@ pub(super) fn checked_metadata(path: &Path) -> Result<Metadata> {
 }
 
 /// Lists a file or a directory and all below it.
-pub(super) fn scan(path: &Path) -> Result<Scan> {
-    let metadata = checked_metadata(path)?;
+pub(super) fn scan(path: &Path, bounds: &Bounds) -> Result<Scan> {
+    let (metadata, real) = checked(path, bounds)?;
     let mut scan = Scan::default();
     if metadata.is_file() {
         let name = name_of(path)?;
-        scan.files.push(found_file(name, path, &metadata));
+        scan.files.push(found_file(name, path, real, &metadata));
         return Ok(scan);
     }
-    walk(path, "", &mut vec![(metadata.dev(), metadata.ino())], &mut scan)?;
+    walk(path, "", bounds, &mut vec![identity(&metadata)], &mut scan)?;
     scan.files.sort_by(|a, b| a.path.cmp(&b.path));
     scan.dirs.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(scan)
@@ -100,12 +104,16 @@ pub(super) fn name_of(path: &Path) -> Result<String> {
     name.ok_or_else(|| Error::Invalid(format!("{}: its name is not UTF-8", path.display())))
 }
 
-fn found_file(path: String, place: &Path, metadata: &Metadata) -> FoundFile {
+fn found_file(path: String, place: &Path, real: PathBuf, metadata: &Metadata) -> FoundFile {
     let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    FoundFile { path, place: place.to_owned(), len: metadata.len(), mtime }
+    FoundFile { path, place: place.to_owned(), real, len: metadata.len(), mtime }
 }
 
-fn walk(dir: &Path, prefix: &str, above: &mut Vec<(u64, u64)>, scan: &mut Scan) -> Result<()> {
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+fn walk(dir: &Path, prefix: &str, bounds: &Bounds, above: &mut Vec<(u64, u64)>, scan: &mut Scan) -> Result<()> {
     for entry in fs::read_dir(dir).at(dir)? {
         let place = entry.at(dir)?.path();
         let name = place.file_name().and_then(|name| name.to_str());
@@ -116,19 +124,18 @@ fn walk(dir: &Path, prefix: &str, above: &mut Vec<(u64, u64)>, scan: &mut Scan) 
         }
         let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") };
         check_path(&path).map_err(|what| Error::Invalid(format!("{}: {what}", place.display())))?;
-        let metadata = checked_metadata(&place)?;
+        let (metadata, real) = checked(&place, bounds)?;
         if metadata.is_file() {
-            scan.files.push(found_file(path, &place, &metadata));
+            scan.files.push(found_file(path, &place, real, &metadata));
             continue;
         }
-        let identity = (metadata.dev(), metadata.ino());
-        if above.contains(&identity) {
+        if above.contains(&identity(&metadata)) {
             return Err(Error::Invalid(format!("{}: is a link to a directory that it is in", place.display())));
         }
         let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         scan.dirs.push(FoundDir { path: path.clone(), mtime });
-        above.push(identity);
-        walk(&place, &path, above, scan)?;
+        above.push(identity(&metadata));
+        walk(&place, &path, bounds, above, scan)?;
         above.pop();
     }
     Ok(())
