@@ -5,6 +5,8 @@
 //! is read; every blob range was checked against the blob's recorded length when the map was built, so a read fails
 //! only on I/O. A read is short only at the end of the file: the kernel would believe that the file shrank.
 
+mod send;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use crate::digest::{Digest, Hasher};
 use crate::error::Result;
 use crate::transform::{Input, Transform};
 
+pub use send::Sink;
+
 /// Runs of zeros up to this length are cheaper as part of an inline neighbour than as an extent.
 pub(crate) const SHORT_ZEROS: u64 = 64;
 
@@ -20,6 +24,13 @@ pub(crate) const SHORT_ZEROS: u64 = 64;
 pub trait Blobs: Send + Sync {
     /// Fills `buf` with the bytes of the blob from `offset` on, all of them or an error.
     fn read_exact(&self, digest: &Digest, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// Has `sink` take `len` bytes of the blob from `offset` on, all of them or `None`.
+    fn send(&self, digest: &Digest, offset: u64, len: usize, sink: &mut dyn Sink) -> Option<()> {
+        let mut bytes = vec![0; len];
+        self.read_exact(digest, offset, &mut bytes).ok()?;
+        sink.bytes(&bytes)
+    }
 
     /// What `make` returns for a key, which says all that it depends on; made anew unless an implementation keeps it.
     fn memo(&self, _key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
@@ -417,6 +428,32 @@ pub(crate) mod tests {
         }
     }
 
+    /// What was sent, and what of it was promised.
+    #[derive(Default)]
+    struct Sent {
+        promised: usize,
+        pieces: usize,
+        taken: usize,
+        bytes: Vec<u8>,
+    }
+
+    impl Sink for Sent {
+        fn begin(&mut self, len: usize, pieces: usize) -> Option<()> {
+            (self.promised, self.pieces) = (len, pieces);
+            Some(())
+        }
+
+        fn bytes(&mut self, bytes: &[u8]) -> Option<()> {
+            self.taken += 1;
+            self.bytes.extend_from_slice(bytes);
+            Some(())
+        }
+
+        fn file(&mut self, _: &std::fs::File, _: u64, _: usize) -> Option<()> {
+            None
+        }
+    }
+
     #[derive(Debug, Clone)]
     enum Piece {
         Inline(Vec<u8>),
@@ -467,6 +504,10 @@ pub(crate) mod tests {
             let read = map.read(&blobs, offset as u64, &mut buf)?;
             let end = (offset + len).min(naive.len());
             prop_assert_eq!(&buf[..read], naive.get(offset..end).unwrap_or(&[]));
+            let mut sent = Sent::default();
+            prop_assert_eq!(map.send(&blobs, offset as u64, len, &mut sent), (read > 0).then_some(read));
+            prop_assert_eq!(&sent.bytes, &buf[..read]);
+            prop_assert_eq!((sent.promised, sent.pieces), (read, sent.taken));
             prop_assert!(buf[read..].iter().all(|&byte| byte == 0xAA));
         }
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::digest::Digest;
 use crate::error::Result;
-use crate::extent::Blobs;
+use crate::extent::{Blobs, Sink};
 use crate::layout;
 
 /// The counters of one layout or variant since the mount began.
@@ -17,6 +17,7 @@ pub(crate) struct Counters {
     reads: AtomicU64,
     bytes: AtomicU64,
     blob_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
     compute_nanos: AtomicU64,
     preparations: AtomicU64,
     fallbacks: AtomicU64,
@@ -29,6 +30,12 @@ impl Counters {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Counts a read of so many bytes that did not come to this process.
+    pub fn sent(&self, bytes: usize) {
+        self.read(bytes);
+        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     /// Counts a file or model that was wanted computed and could not be had so.
     pub fn fallback(&self) {
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
@@ -37,7 +44,8 @@ impl Counters {
     fn json(&self, is_variant: bool) -> Value {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (bytes, blob_bytes) = (count(&self.bytes), count(&self.blob_bytes));
-        let mut counted = json!({"reads": count(&self.reads), "bytes": bytes, "blob_bytes": blob_bytes});
+        let (reads, sent_bytes) = (count(&self.reads), count(&self.sent_bytes));
+        let mut counted = json!({"reads": reads, "bytes": bytes, "blob_bytes": blob_bytes, "sent_bytes": sent_bytes});
         if let (true, Some(counted)) = (is_variant, counted.as_object_mut()) {
             let ratio = (bytes > 0).then(|| (blob_bytes as f64 / bytes as f64 * 1000.0).round() / 1000.0);
             counted.insert("ratio".into(), json!(ratio));
@@ -112,6 +120,12 @@ impl Blobs for Metered<'_> {
         }
         self.counters.blob_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn send(&self, digest: &Digest, offset: u64, len: usize, sink: &mut dyn Sink) -> Option<()> {
+        self.blobs.send(digest, offset, len, sink)?;
+        self.counters.blob_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        Some(())
     }
 
     fn memo(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {

@@ -21,6 +21,7 @@ use dashmap::DashMap;
 use serde_json::Value;
 
 use crate::error::{AtPath, Error, Result};
+use crate::extent::Sink;
 use crate::layout;
 use crate::meter::{Metered, Meters};
 use crate::store::{Found, RepairedFile, Store};
@@ -393,6 +394,19 @@ impl Vfs {
                 Ok(len)
             }
         }
+    }
+
+    /// Sends up to `len` bytes of a file, as [`Vfs::read`] would read them, and returns how many they were.
+    ///
+    /// `None` if they cannot be sent; [`Vfs::read`] says why, if there is a fault.
+    pub fn send(&self, ino: u64, offset: u64, len: usize, sink: &mut dyn Sink) -> Option<usize> {
+        self.file(ino, |file| {
+            let counters = self.meters.of(file.layout, file.variant);
+            let blobs = Metered::new(self.store.blobs(), counters, false);
+            let len = file.content.send(&blobs, offset, len, sink)?;
+            counters.sent(len);
+            Some(len)
+        })
     }
 
     /// Room on the file system of the store.

@@ -17,19 +17,21 @@ use fuser::{
     AccessFlags, BackingId, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
     PollNotifier, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId,
+    TimeOrNow, WriteFlags,
 };
 
 use super::errno::{Complaints, caught, errno};
-use super::lanes::Lanes;
+use super::lanes::{Lanes, THREADS_OF_ONE};
 use super::listing::{Attributes, Entry, entries_from, file_type};
 use super::passthrough::{Opening, Passthrough};
 use super::push::Push;
 use super::readpath::{Mode, ReadPath};
+use super::splice::Splicing;
 use super::tolerate::Tolerance;
 use super::{machine, sys};
 use crate::error::{Error, Result};
+use crate::extent::Sink;
 use crate::vfs::{Access, Attr, Kind, Listing, Vfs};
 
 /// For what cannot change while mounted.
@@ -66,6 +68,7 @@ pub struct Served {
     passthrough: Arc<Passthrough<BackingId>>,
     readpath: ReadPath,
     push: Arc<Push>,
+    splicing: Arc<Splicing>,
     complaints: Arc<Complaints>,
     tolerance: Arc<Tolerance>,
     lanes: Arc<Lanes>,
@@ -90,6 +93,7 @@ impl Fuse {
             passthrough: Arc::default(),
             readpath: ReadPath::new(mode),
             push: Arc::default(),
+            splicing: Arc::new(Splicing::new(threads.saturating_add(THREADS_OF_ONE))),
             complaints: Arc::default(),
             tolerance,
             lanes: Arc::new(Lanes::new(threads)),
@@ -112,7 +116,9 @@ impl Fuse {
         }
     }
 
-    fn read_now(&self, ino: INodeNo, offset: u64, size: usize, reply: ReplyData) {
+    fn read_now(&self, request: RequestId, ino: INodeNo, offset: u64, size: usize, reply: ReplyData) {
+        let send = |sink: &mut dyn Sink| caught(|| Ok(self.vfs.send(ino.0, offset, size, sink))).ok().flatten();
+        let Some(reply) = self.splicing.answer(request, size, reply, send) else { return };
         BUFFER.with_borrow_mut(|buffer| {
             if buffer.len() < size {
                 buffer.resize(size, 0);
@@ -127,6 +133,11 @@ impl Fuse {
     /// What gives pages to the kernel before it asks.
     pub fn push(&self) -> Arc<Push> {
         self.push.clone()
+    }
+
+    /// What moves pages of blobs into replies.
+    pub fn splicing(&self) -> Arc<Splicing> {
+        self.splicing.clone()
     }
 
     /// The files that the kernel reads past us.
@@ -349,7 +360,7 @@ impl Filesystem for Fuse {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -361,7 +372,7 @@ impl Filesystem for Fuse {
         if !machine::asks_for_direct(flags.0) {
             self.push.saw(ino, offset, size);
         }
-        let size = size as usize;
+        let (request, size) = (request.unique(), size as usize);
         if self.vfs.is_slow(ino.0, offset, size as u64) {
             // The threads that serve requests must not all wait for one survey.
             let (vfs, complaints) = (self.vfs.clone(), self.complaints.clone());
@@ -386,11 +397,11 @@ impl Filesystem for Fuse {
             _ => self.lanes.enter(),
         };
         match lane {
-            Some(_lane) => self.read_now(ino, offset, size, reply),
+            Some(_lane) => self.read_now(request, ino, offset, size, reply),
             None => {
                 let fuse = self.clone();
                 let blobs = stuck.unwrap_or_else(blobs);
-                self.lanes.hand_over(ino.0, blobs, move || fuse.read_now(ino, offset, size, reply));
+                self.lanes.hand_over(ino.0, blobs, move || fuse.read_now(request, ino, offset, size, reply));
             }
         }
     }

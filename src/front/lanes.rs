@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Threads of the pool.
 const THREADS: usize = 64;
 /// Of these, those that may serve one file or directory.
-const THREADS_OF_ONE: usize = 4;
+pub const THREADS_OF_ONE: usize = 4;
 /// Requests that wait for a thread; further ones are refused.
 const WAITING: usize = 4096;
 /// A thread of the pool with nothing to do for this long ends.

@@ -13,6 +13,8 @@ pub mod filter;
 pub mod push;
 pub mod passthrough;
 pub mod readpath;
+#[cfg_attr(not(target_os = "linux"), path = "splice_nowhere.rs")]
+pub mod splice;
 pub mod tolerate;
 pub mod lanes;
 mod listing;

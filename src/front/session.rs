@@ -1,6 +1,7 @@
 //! One mount, from the checks before it to the process's last moment.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -16,6 +17,7 @@ use super::lookout::Lookout;
 use super::mounts::{self, Mounted};
 use super::push::Push;
 use super::readpath::Mode;
+use super::splice::Splicing;
 use super::tolerate::Tolerance;
 use super::unmount::Unmounter;
 use super::watch::Watch;
@@ -73,15 +75,15 @@ impl Session {
         let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance), at_work(options));
         let lanes = fuse.lanes();
-        let (passthrough, push) = (fuse.passthrough(), fuse.push());
+        let (passthrough, push, splicing) = (fuse.passthrough(), fuse.push(), fuse.splicing());
         let unmounter = Unmounter::start().at(&mountpoint)?;
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
             privileges::give_up().at(&mountpoint)?;
             let ingest = Arc::new(Ingest::new(Arc::clone(&vfs))?);
-            serve(Writes::new(fuse, ingest), &vfs, &mountpoint, &config, &tolerance)?
+            serve(Writes::new(fuse, ingest), &vfs, &mountpoint, &config, &tolerance, &splicing)?
         } else {
-            serve(fuse, &vfs, &mountpoint, &config, &tolerance)?
+            serve(fuse, &vfs, &mountpoint, &config, &tolerance, &splicing)?
         };
         // Pages that are mapped writable are the tolerance's, and reads past the page cache leave it as it is.
         if !readpath::read_ahead(&vfs, &mountpoint) && !options.tolerate_rw && options.read != Mode::Direct {
@@ -234,10 +236,12 @@ fn serve<F: Filesystem + Send + Sync + 'static>(
     mountpoint: &Path,
     config: &Config,
     tolerance: &Tolerance,
+    splicing: &Splicing,
 ) -> Result<(Serving, Notifier)> {
     let session = fuser::Session::new(fuse, mountpoint, config).map_err(|error| refused(mountpoint, &error))?;
     privileges::give_up().at(mountpoint)?;
     vfs.describe(filter::FACT, filter::begin().into());
+    splicing.begin(session.as_fd().try_clone_to_owned().at(mountpoint)?);
     let notifier = session.notifier();
     tolerance.begin(notifier.clone()).at(mountpoint)?;
     let nobody = thread::Builder::new().spawn(|| Ok(())).at(mountpoint)?;

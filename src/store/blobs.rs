@@ -1,7 +1,7 @@
 //! Reading blobs: positioned reads from a bounded set of open files.
 //!
-//! Blobs are not mapped: a blob that is cut off under a mapping kills the process with SIGBUS, and mapped pages
-//! count as the daemon's memory. A positioned read of a damaged blob is an error, and nothing else.
+//! Blobs are not mapped: who touches a mapping of a blob that is cut off is killed with SIGBUS, and mapped pages count as
+//! the daemon's memory. A positioned read of a damaged blob is an error, and nothing else.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use super::check::Checks;
 use super::memo::Memos;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::extent::Blobs;
+use crate::extent::{Blobs, Sink};
 use crate::waits::Reading;
 
 /// Files kept open. Each reader thread needs one; more save an open and a close for each read.
@@ -103,6 +103,12 @@ impl Blobs for BlobFiles {
         // What was opened may be the damaged file that a whole one has replaced since.
         self.open.remove(digest);
         read(&*self.open(digest)?, buf).map_err(|error| damaged(digest, &error))
+    }
+
+    fn send(&self, digest: &Digest, offset: u64, len: usize, sink: &mut dyn Sink) -> Option<()> {
+        let file = self.open(digest).ok()?;
+        let _reading = Reading::begin(digest);
+        sink.file(&file, offset, len)
     }
 
     fn memo(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {

@@ -98,6 +98,34 @@ def test_random_ranges_in_every_mode(made, tmp_path, monkeypatch, mode):
                 mapped.close()
 
 
+@pytest.mark.parametrize("mode", ["cache", "direct"])
+@pytest.mark.parametrize("name", ["weights.bin", "model.safetensors"])
+def test_bytes_of_blobs_are_sent_without_a_copy_in_the_daemon(made, tmp_path, monkeypatch, mode, name):
+    monkeypatch.setenv("WMOUNT_READ", mode)
+    store, files = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        with open(mount / "safetensors/m/latest" / name, "rb", buffering=0) as f:
+            parts = iter(lambda: f.read(700_001), b"")
+            assert b"".join(parts) == files[name]
+        time.sleep(0.15)  # a status is as old as that
+        figures = status(mount)["layouts"]["safetensors"]
+        assert figures["bytes"] >= len(files[name])
+        # What is left is the end of the file, and where a request has both the header and many small tensors.
+        assert 0.9 * figures["bytes"] < figures["sent_bytes"] <= figures["bytes"]
+
+
+def test_what_is_small_or_computed_is_not_sent(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("WMOUNT_READ", "direct")
+    store, files = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        with open(mount / "safetensors/m/latest/model.safetensors", "rb", buffering=0) as f:
+            for start in range(0, 300_000, 5000):
+                assert os.pread(f.fileno(), 5000, start) == files["model.safetensors"][start : start + 5000]
+        time.sleep(0.15)  # a status is as old as that
+        figures = status(mount)["layouts"]["safetensors"]
+        assert figures["bytes"] == 300_000 and figures["sent_bytes"] == 0
+
+
 def test_large_files_change_over_when_they_are_mapped(made, tmp_path):
     """A file that was mapped keeps its pages when it is mapped again: nothing is read twice."""
     store, files = made
