@@ -3,7 +3,7 @@
 //! The output is a mask with a bit for each block, the scales, and the blocks. The survey is the mask and behind it, for
 //! every 512 blocks, how many were kept before them: enough to find any block's place by looking at few bytes.
 
-use multiversion::multiversion;
+use multiversion::{multiversion, target::target_cfg_f};
 
 use super::Input;
 use super::float::{Float, TILE, store_f16};
@@ -247,20 +247,24 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
 }
 
 /// Square of the largest value over the sum of all squares, as bits, whose order is that of the numbers.
-///
-/// The order of the additions is part of the format: another one may round another way and keep another block.
 fn score(tile: &[f32; TILE], scores: &mut [u32]) {
-    let (mut tops, mut sums) = ([0.0; LINES], [0.0; LINES]);
+    let (mut tops, mut sums, mut ratios) = ([0.0; LINES], [0.0; LINES], [0; LINES]);
     peaks(tile, &mut tops);
     energies(tile, &mut sums);
-    for ((score, &top), sum) in scores.iter_mut().zip(&tops).zip(sums) {
-        let ratio = if sum == 0.0 { 0.0 } else { (f64::from(top) * f64::from(top) / sum) as f32 };
-        *score = ratio.to_bits();
+    // No finite values have such a sum.
+    if !sums.iter().all(|sum| sum.is_finite()) {
+        let finite = |value: f32| if value.is_nan() { 0.0 } else { value.clamp(f32::MIN, f32::MAX) };
+        energies(&tile.map(finite), &mut sums);
     }
+    compare(&tops, &sums, &mut ratios);
+    scores.copy_from_slice(&ratios[..scores.len()]);
 }
 
 /// The sum of the squares of each line.
-#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+///
+/// The order of the additions is part of the format: another one may round another way and keep another block. A square is
+/// exact in fp64, so it makes no difference whether it is made and added in one step.
+#[multiversion(targets("x86_64+avx2+fma+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2+fma"))]
 fn energies(tile: &[f32; TILE], energies: &mut [f64; LINES]) {
     for (line, energy) in tile.as_chunks::<BLOCK>().0.iter().zip(energies) {
         // Seen one by one, lines are summed in vectors; a loop over them would be turned into gathers.
@@ -268,13 +272,22 @@ fn energies(tile: &[f32; TILE], energies: &mut [f64; LINES]) {
         let mut sums = [0.0f64; 8];
         for eight in line.as_chunks::<8>().0 {
             for (sum, &value) in sums.iter_mut().zip(eight) {
-                let value = if value.is_nan() { 0.0 } else { value.abs() };
-                let value = f64::from(if value < f32::MAX { value } else { f32::MAX });
-                *sum += value * value;
+                let value = f64::from(value);
+                let in_one = target_cfg_f!(target_feature = "fma");
+                *sum = if in_one { value.mul_add(value, *sum) } else { value * value + *sum };
             }
         }
         let [a, b, c, d, e, f, g, h] = sums;
         *energy = ((a + e) + (c + g)) + ((b + f) + (d + h));
+    }
+}
+
+/// The score of each line.
+#[multiversion(targets("x86_64+avx2+avx512f+avx512bw+avx512vl+avx512dq", "x86_64+avx2"))]
+fn compare(tops: &[f32; LINES], sums: &[f64; LINES], scores: &mut [u32; LINES]) {
+    for ((score, &top), &sum) in scores.iter_mut().zip(tops).zip(sums) {
+        let ratio = (f64::from(top) * f64::from(top) / sum) as f32;
+        *score = if sum == 0.0 { 0 } else { ratio.to_bits() };
     }
 }
 
@@ -301,8 +314,10 @@ fn choose(scores: &[u32], parts: Parts) -> Vec<u8> {
 
 /// The `kept`th largest score, and how many of the scores equal to it are kept. Looks at 16 bits at a time.
 fn threshold(scores: &[u32], kept: u64) -> (u32, u64) {
-    let nth = |halves: &mut dyn Iterator<Item = u32>, kept: u64| {
-        let mut counts = vec![0u64; 1 << 16];
+    // One table for both: making it takes longer than counting.
+    let mut counts = vec![0u64; 1 << 16];
+    let mut nth = |halves: &mut dyn Iterator<Item = u32>, kept: u64| {
+        counts.fill(0);
         halves.for_each(|half| counts[half as usize] += 1);
         let mut left = kept;
         for (half, &count) in counts.iter().enumerate().rev() {
@@ -317,4 +332,40 @@ fn threshold(scores: &[u32], kept: u64) -> (u32, u64) {
     let same = scores.iter().filter(|&score| score >> 16 == high);
     let (low, left) = nth(&mut same.map(|score| score & 0xffff), left);
     (high << 16 | low, left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page's words in plain arithmetic.
+    fn plain(line: &[f32]) -> u32 {
+        let line = line.iter().map(|value| if value.is_nan() { 0.0 } else { value.abs().min(f32::MAX) });
+        let (mut sums, mut top) = ([0.0f64; 8], 0.0);
+        for (index, value) in line.enumerate() {
+            let square = f64::from(value) * f64::from(value);
+            sums[index % 8] += square;
+            top = value.max(top);
+        }
+        let sum = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+        if sum == 0.0 { 0 } else { ((f64::from(top) * f64::from(top) / sum) as f32).to_bits() }
+    }
+
+    #[test]
+    fn scores_are_those_of_plain_arithmetic() {
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -0.0, 1e-45, f32::MIN_POSITIVE];
+        let mut state = 1u32;
+        for round in 0..200 {
+            let mut tile: [f32; TILE] = std::array::from_fn(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                // Every fourth tile has any bits at all, the others values of all sizes that occur.
+                if round % 4 == 0 { f32::from_bits(state) } else { (state as f32 - 2e9) * 2f32.powi(round % 60 - 60) }
+            });
+            tile[..BLOCK].fill(0.0);
+            tile[round as usize..][..odd.len()].copy_from_slice(if round % 2 == 0 { &odd } else { &[1.5; 7] });
+            let mut scores = [0; LINES];
+            score(&tile, &mut scores);
+            assert_eq!(scores.to_vec(), tile.chunks(BLOCK).map(plain).collect::<Vec<_>>());
+        }
+    }
 }

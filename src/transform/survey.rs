@@ -5,12 +5,14 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Input;
+use super::granules::with_scratch;
 use crate::error::Result;
 
-/// Input bytes that a core reads at a time.
-pub(super) const PART: usize = 1 << 20;
+/// Input bytes that a core reads at a time, which its second cache holds.
+pub(super) const PART: usize = 256 << 10;
 
-/// Hands out the items of `parts`, each with the input bytes that `range` says are its own. The first error ends it.
+/// Hands out the items of `parts`, each with the input bytes that `range` says are its own, [`PART`] at the most. The first
+/// error ends it.
 pub(super) fn for_each_part<T: Send>(
     input: &dyn Input,
     parts: impl Iterator<Item = T> + Send,
@@ -19,15 +21,16 @@ pub(super) fn for_each_part<T: Send>(
 ) -> Result<()> {
     let (parts, failed) = (Mutex::new(parts), AtomicBool::new(false));
     let worker = || {
-        let mut scratch = Vec::new();
         let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-        while let Some(part) = next().filter(|_| !failed.load(Ordering::Relaxed)) {
-            let (offset, len) = range(&part);
-            scratch.resize(len, 0);
-            input.read(offset, &mut scratch).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
-            work(part, &scratch);
-        }
-        Ok(())
+        with_scratch(PART, |scratch| {
+            while let Some(part) = next().filter(|_| !failed.load(Ordering::Relaxed)) {
+                let (offset, len) = range(&part);
+                let bytes = &mut scratch[..len];
+                input.read(offset, bytes).inspect_err(|_| failed.store(true, Ordering::Relaxed))?;
+                work(part, bytes);
+            }
+            Ok(())
+        })
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = input.len().div_ceil(PART as u64).min(cores as u64);
