@@ -36,7 +36,7 @@ pub(super) fn show_file(path: &str, as_json: bool) -> Result<()> {
 /// Shows the AMB file at this path of the tree.
 pub(super) fn show_model(store: Arc<Store>, path: &str, as_json: bool) -> Result<()> {
     let vfs = Vfs::new(store)?;
-    let attr = super::resolved(&vfs, path)?;
+    let attr = super::tree::resolve(&vfs, path)?;
     // No tensor is computed for it: what is read are the heads of the records.
     let read = |offset: u64, buf: &mut [u8]| match vfs.read(attr.ino, offset, buf) {
         Ok(len) if len == buf.len() => Ok(()),

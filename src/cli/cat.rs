@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::TreeArgs;
 use super::export::for_each_chunk;
+use super::tree::TreeArgs;
 use crate::error::{AtPath, Error, Result};
 use crate::vfs::Kind;
 
@@ -18,7 +18,7 @@ pub struct CatArgs {
 }
 
 pub(super) fn run(args: &CatArgs) -> Result<()> {
-    let (vfs, attr) = super::tree_at(&args.tree, &args.path)?;
+    let (vfs, attr) = args.tree.at(&args.path)?;
     if attr.kind == Kind::Dir {
         return Err(Error::Invalid(format!("{:?}: is a directory; wmount export writes those", args.path)));
     }

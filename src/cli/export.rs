@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::TreeArgs;
 use super::output::{Bar, count, print, print_json, size};
+use super::tree::TreeArgs;
 use crate::error::{AtPath, Error, Result};
 use crate::store::import::Progress;
 use crate::vfs::{Attr, Child, Kind, Vfs};
@@ -29,7 +29,7 @@ pub struct ExportArgs {
 }
 
 pub(super) fn run(args: &ExportArgs) -> Result<()> {
-    let (vfs, attr) = super::tree_at(&args.tree, &args.path)?;
+    let (vfs, attr) = args.tree.at(&args.path)?;
     if fs::symlink_metadata(&args.dest).is_ok() {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }

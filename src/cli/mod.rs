@@ -18,6 +18,7 @@ mod prepare;
 mod rm;
 mod show;
 mod status;
+mod tree;
 mod umount;
 mod variant;
 mod verify;
@@ -32,7 +33,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::error::{Error, Result};
 use crate::model::ModelName;
 use crate::store::{Found, Store};
-use crate::vfs::{Attr, Vfs};
+use crate::vfs::Vfs;
 
 /// One stored set of model tensors, mounted as every layout that loaders want
 #[derive(Debug, Parser)]
@@ -65,16 +66,6 @@ impl StoreArgs {
     fn open(&self) -> Result<Store> {
         Store::open(self.path()?)
     }
-}
-
-/// Which tree a command looks at.
-#[derive(Debug, Clone, Args)]
-pub struct TreeArgs {
-    /// Have fp16 variants also of models that have values beyond its range; these become infinite
-    #[arg(long)]
-    allow_overflow: bool,
-    #[command(flatten)]
-    store: StoreArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -176,25 +167,4 @@ impl Command {
 /// The manifests of the named models, or of all.
 fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
     if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_asked(name)).collect() }
-}
-
-/// The tree of a store without a mount, and what is at a path of it.
-fn tree_at(args: &TreeArgs, path: &str) -> Result<(Vfs, Attr)> {
-    let vfs = Vfs::new(Arc::new(args.store.open()?.allowing_overflow(args.allow_overflow)))?;
-    let attr = resolved(&vfs, path)?;
-    Ok((vfs, attr))
-}
-
-fn resolved(vfs: &Vfs, path: &str) -> Result<Attr> {
-    vfs.resolve(path).map_err(|error| match error {
-        Error::NotFound(path) => {
-            let late: Vec<String> = vfs.tree().late().map(|entry| entry.found.name.to_string()).collect();
-            let but = match late.is_empty() {
-                true => String::new(),
-                false => format!(", which does not answer for {}", late.join(", ")),
-            };
-            Error::NotFound(format!("{path} in the store {}{but}", vfs.store().root().display()))
-        }
-        other => vfs.in_words(other),
-    })
 }
