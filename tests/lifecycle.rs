@@ -75,6 +75,21 @@ fn a_mount_in_use_is_not_unmounted_and_the_user_is_named() {
 }
 
 #[test]
+fn a_use_that_nobody_can_be_named_for_is_waited_for_and_then_told() {
+    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
+    let store = Store::of_two();
+    let mounted = store.mount();
+    let below = mounted.path("amb");
+    succeed(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&below));
+    let words = refuse(wmount(["umount"]).arg(&mounted.at));
+    assert!(words.contains("by a mount below it; end it") && words.contains("--lazy"), "{words}");
+    let mut waiting = wmount(["umount"]).arg(&mounted.at).spawn().unwrap();
+    succeed(Command::new("umount").arg(&below));
+    assert!(wait(&mut waiting).success());
+    assert!(!mounted.is_there());
+}
+
+#[test]
 fn after_a_kill_the_same_place_can_be_mounted_again() {
     let store = Store::of_two();
     let mut mount = Foreground::new(&store);

@@ -12,6 +12,8 @@ use crate::front::{mounts, sys, unmount};
 
 /// How long the serving process is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a use by no process that can be seen is waited for: most often one that looked at the status and has gone.
+const MOMENT: Duration = Duration::from_secs(1);
 /// As many processes are named as fit a line.
 const NAMED: usize = 5;
 
@@ -42,8 +44,17 @@ pub fn run(args: &UmountArgs) -> Result<()> {
         }
     }
     let server = if args.lazy { None } else { server_of(&path) };
-    match unmount::unmount(&path, args.lazy) {
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Invalid(busy(&path))),
+    let began = Instant::now();
+    let outcome = loop {
+        match unmount::unmount(&path, args.lazy) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => match users_of(&path) {
+                users if users.is_empty() && began.elapsed() < MOMENT => std::thread::sleep(MOMENT / 50),
+                users => return Err(Error::Invalid(busy(&path, &users))),
+            },
+            outcome => break outcome,
+        }
+    };
+    match outcome {
         Err(error) if error.kind() == io::ErrorKind::Other => Err(Error::Invalid(error.to_string())),
         outcome => outcome.at(&path).map(|()| server.into_iter().for_each(wait_for_end)),
     }
@@ -73,14 +84,17 @@ fn wait_for_end(pid: u32) {
     }
 }
 
-fn busy(path: &Path) -> String {
+fn busy(path: &Path, users: &BTreeMap<u32, String>) -> String {
     let shown = path.display();
-    let users = users_of(path);
     let mut named: Vec<_> = users.iter().take(NAMED).map(|(pid, name)| format!("{name} ({pid})")).collect();
     if users.len() > NAMED {
         named.push(format!("{} more", users.len() - NAMED));
     }
-    let who = if named.is_empty() { "a process of another user".to_owned() } else { named.join(", ") };
+    let who = if named.is_empty() {
+        "a process that you may not see, or by a mount below it".to_owned()
+    } else {
+        named.join(", ")
+    };
     format!("{shown} is in use by {who}; end it, or run: wmount umount --lazy {shown}")
 }
 
