@@ -134,18 +134,18 @@ impl Demo {
         let began = Instant::now();
         let vfs = Arc::new(Vfs::new(Arc::new(Store::open(&self.store)?))?);
         let (mountpoint, store) = (self.mountpoint.clone(), self.store.clone());
-        let session = Session::mount(
-            vfs,
-            &MountOptions {
-                mountpoint,
-                store,
-                allow_other: false,
-                threads: None,
-                read: Mode::Auto,
-                tolerate_rw: false,
-                ingest: false,
-            },
-        )?;
+        let options = MountOptions {
+            mountpoint,
+            store,
+            allow_other: false,
+            threads: None,
+            read: Mode::Auto,
+            tolerate_rw: false,
+            ingest: false,
+        };
+        // The thread that mounts may remove nothing afterwards.
+        let mounting = thread::spawn(move || Session::mount(vfs, &options));
+        let session = mounting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok((session, began.elapsed()))
     }
 

@@ -71,7 +71,11 @@ fn findings(machine: &Machine) -> Vec<Finding> {
     findings.extend([kernel(machine), rights(machine)]);
     findings.extend(machine.max_pages.map(request));
     findings.extend(
-        machine.mounts.iter().flat_map(|mount| [read_ahead(mount), passthrough(mount), filter(mount)]).flatten(),
+        machine
+            .mounts
+            .iter()
+            .flat_map(|mount| [read_ahead(mount), passthrough(mount), filter(mount), fence(mount)])
+            .flatten(),
     );
     findings
 }
@@ -171,6 +175,13 @@ fn filter(mount: &MountFacts) -> Option<Finding> {
     Some(on_or(what, said, why))
 }
 
+fn fence(mount: &MountFacts) -> Option<Finding> {
+    let said = mount.fence.as_deref()?;
+    let what = format!("{}: the fence around the store is {said}", mount.mountpoint.display());
+    let why = "a parser that a model took over could write what its user may write; Linux 6.2 has all of Landlock";
+    Some(on_or(what, said, why))
+}
+
 /// What a mount says of itself, where there is no command that changes it.
 fn on_or(what: String, said: &str, why: &str) -> Finding {
     if said == "on" {
@@ -205,6 +216,7 @@ mod tests {
             read_ahead: Some(4096),
             passthrough: Some("on".into()),
             filter: Some("on".into()),
+            fence: Some("on".into()),
         };
         Machine {
             kernel: (6, 18),

@@ -17,9 +17,8 @@
 //! changes with their versions, and a call that is not on it would end the mount. Since the answers for most calls depend on
 //! nothing but their numbers, the kernel keeps them (Linux 5.11): what is allowed takes 20 to 45 ns longer.
 //!
-//! An ordinary user unmounts by a setuid program. The thread that starts it
-//! ([`Unmounter`](super::unmount::Unmounter)) is the one without a filter: in a thread with one, and so with
-//! `no_new_privs`, that program would have no rights. All other threads have the filter.
+//! An ordinary user unmounts by a setuid program. The thread that starts it ([`Deputy`](super::deputy::Deputy)) is the one
+//! without a filter, and only in an ordinary user's process.
 //!
 //! The process stays dumpable: who may look into it, the user who mounted or root, may read the store as well, and
 //! otherwise could neither debug nor measure a mount of his own.

@@ -45,6 +45,8 @@ pub struct MountFacts {
     pub passthrough: Option<String>,
     /// What it says of the system calls that it is denied.
     pub filter: Option<String>,
+    /// What it says of the places that it may write to.
+    pub fence: Option<String>,
 }
 
 /// Looks at this machine.
@@ -67,9 +69,10 @@ fn facts(mountpoint: &Path) -> Option<MountFacts> {
     let status = fs::read(mountpoint.join(".wmount/status.json")).unwrap_or_default();
     let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
     let fact = |key: &str| status.get(key).and_then(|fact| fact.as_str()).map(str::to_owned);
-    let (passthrough, filter) = (fact(super::passthrough::FACT), fact(super::filter::FACT));
+    let passthrough = fact(super::passthrough::FACT);
+    let (filter, fence) = (fact(super::filter::FACT), fact(super::fence::FACT));
     let read_ahead = number(&read_ahead_file);
-    Some(MountFacts { mountpoint: mountpoint.to_owned(), read_ahead_file, read_ahead, passthrough, filter })
+    Some(MountFacts { mountpoint: mountpoint.to_owned(), read_ahead_file, read_ahead, passthrough, filter, fence })
 }
 
 /// Where the kernel keeps how far it reads ahead in files of the mount at `mountpoint`.

@@ -10,6 +10,8 @@ pub mod checks;
 pub mod machine;
 pub mod privileges;
 pub mod filter;
+pub mod fence;
+pub mod deputy;
 pub mod push;
 pub mod passthrough;
 pub mod readpath;

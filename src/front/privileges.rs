@@ -4,8 +4,8 @@
 //! store of another user. It cannot write what the user root may not, nor become anybody else, nor get rights back by
 //! running a program.
 //!
-//! An ordinary user's process has no such rights to give up. Landlock is not used: a process under it may not unmount. What
-//! both are denied besides is in [`filter`](super::filter).
+//! An ordinary user's process has no such rights to give up. What both are denied besides is in [`filter`](super::filter) and
+//! [`fence`](super::fence).
 
 use std::io;
 

@@ -12,6 +12,7 @@ use fuser::{BackgroundSession, Config, Filesystem, INodeNo, MountOption, Notifie
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::deputy::Deputy;
 use super::fuse::Fuse;
 use super::lookout::Lookout;
 use super::mounts::{self, Mounted};
@@ -19,10 +20,9 @@ use super::push::Push;
 use super::readpath::Mode;
 use super::splice::Splicing;
 use super::tolerate::Tolerance;
-use super::unmount::Unmounter;
 use super::watch::Watch;
 use super::writes::Writes;
-use super::{checks, filter, privileges, readpath, sys};
+use super::{checks, fence, filter, privileges, readpath, sys, unmount};
 use crate::error::{AtPath, Error, Result};
 use crate::ingest::Ingest;
 use crate::vfs::Vfs;
@@ -62,7 +62,7 @@ type Serving = JoinHandle<io::Result<()>>;
 
 impl Session {
     /// Mounts `vfs` and serves it from threads of its own. This thread, too, gives up the rights that serving does not
-    /// need, such as starting programs.
+    /// need, such as starting programs and writing outside of the store: who has more to do calls it on another.
     pub fn mount(vfs: Arc<Vfs>, options: &MountOptions) -> Result<Session> {
         let mountpoint = checks::ready_to_mount(&options.mountpoint, &options.store, options.allow_other)?;
         let store = options.store.canonicalize().at(&options.store)?;
@@ -76,20 +76,22 @@ impl Session {
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance), at_work(options));
         let lanes = fuse.lanes();
         let (passthrough, push, splicing) = (fuse.passthrough(), fuse.push(), fuse.splicing());
-        let unmounter = Unmounter::start().at(&mountpoint)?;
+        let deputy = Deputy::start().at(&mountpoint)?;
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
             privileges::give_up().at(&mountpoint)?;
             let ingest = Arc::new(Ingest::new(Arc::clone(&vfs))?);
-            serve(Writes::new(fuse, ingest), &vfs, &mountpoint, &config, &tolerance, &splicing)?
+            serve(Writes::new(fuse, ingest), &vfs, options, &mountpoint, &config, &tolerance, &splicing)?
         } else {
-            serve(fuse, &vfs, &mountpoint, &config, &tolerance, &splicing)?
+            serve(fuse, &vfs, options, &mountpoint, &config, &tolerance, &splicing)?
         };
         // Pages that are mapped writable are the tolerance's, and reads past the page cache leave it as it is.
-        if !readpath::read_ahead(&vfs, &mountpoint) && !options.tolerate_rw && options.read != Mode::Direct {
+        let (shown, at) = (Arc::clone(&vfs), mountpoint.clone());
+        let read_ahead = deputy.run(move || readpath::read_ahead(&shown, &at)).at(&mountpoint)?;
+        if !read_ahead && !options.tolerate_rw && options.read != Mode::Direct {
             push.begin(Arc::clone(&vfs), notifier.clone()).at(&mountpoint)?;
         }
-        let place = Place::of(mountpoint, unmounter)?;
+        let place = Place::of(mountpoint, deputy)?;
         let lookout = Lookout::start(Arc::clone(&vfs), passthrough, lanes)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
         Ok(Session {
@@ -186,13 +188,13 @@ impl Drop for Session {
 struct Place {
     mountpoint: PathBuf,
     mount: Option<Mounted>,
-    unmounter: Unmounter,
+    deputy: Deputy,
 }
 
 impl Place {
-    fn of(mountpoint: PathBuf, unmounter: Unmounter) -> Result<Place> {
+    fn of(mountpoint: PathBuf, deputy: Deputy) -> Result<Place> {
         let mount = mounts::at(&mountpoint).at(&mountpoint)?;
-        Ok(Place { mountpoint, mount, unmounter })
+        Ok(Place { mountpoint, mount, deputy })
     }
 
     /// Unmounts what was mounted here, and nothing else that is here by now; lazily if it is in use.
@@ -201,16 +203,21 @@ impl Place {
         if mounts::at(&self.mountpoint).ok().flatten() != self.mount {
             return;
         }
-        match self.unmounter.unmount(&self.mountpoint, false) {
+        match self.unmount(false) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 tracing::warn!("{shown} is in use: it is detached, and served until the last file is closed");
-                if let Err(error) = self.unmounter.unmount(&self.mountpoint, true) {
+                if let Err(error) = self.unmount(true) {
                     tracing::error!("{shown} cannot be unmounted: {error}");
                 }
             }
             Err(error) => tracing::error!("{shown} cannot be unmounted: {error}"),
             Ok(()) => {}
         }
+    }
+
+    fn unmount(&self, lazy: bool) -> io::Result<()> {
+        let mountpoint = self.mountpoint.clone();
+        self.deputy.run(move || unmount::unmount(&mountpoint, lazy))?
     }
 }
 
@@ -233,6 +240,7 @@ fn obey(mut signals: Signals, place: &Place) {
 fn serve<F: Filesystem + Send + Sync + 'static>(
     fuse: F,
     vfs: &Vfs,
+    options: &MountOptions,
     mountpoint: &Path,
     config: &Config,
     tolerance: &Tolerance,
@@ -240,6 +248,7 @@ fn serve<F: Filesystem + Send + Sync + 'static>(
 ) -> Result<(Serving, Notifier)> {
     let session = fuser::Session::new(fuse, mountpoint, config).map_err(|error| refused(mountpoint, &error))?;
     privileges::give_up().at(mountpoint)?;
+    vfs.describe(fence::FACT, fence::begin(vfs.store().root(), options.ingest).into());
     vfs.describe(filter::FACT, filter::begin().into());
     splicing.begin(session.as_fd().try_clone_to_owned().at(mountpoint)?);
     let notifier = session.notifier();

@@ -3,58 +3,15 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
 
 use super::sys;
 
 /// Unmounts `mountpoint`, which must be canonical. A mount in use is [`io::ErrorKind::ResourceBusy`] unless `lazy`.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    if needs_helper() { unmount_by_helper(mountpoint, lazy) } else { sys::unmount(mountpoint, lazy) }
-}
-
-fn needs_helper() -> bool {
-    cfg!(target_os = "linux") && !sys::is_root()
-}
-
-/// Unmounts for threads that may not start programs.
-#[derive(Clone, Debug)]
-pub struct Unmounter {
-    /// A thread that may, where it takes one.
-    asked: Option<Sender<Wish>>,
-}
-
-#[derive(Debug)]
-struct Wish {
-    mountpoint: PathBuf,
-    lazy: bool,
-    done: Sender<io::Result<()>>,
-}
-
-impl Unmounter {
-    /// Starts a thread with the rights that this one still has, if unmounting takes a program.
-    pub fn start() -> io::Result<Unmounter> {
-        if !needs_helper() {
-            return Ok(Unmounter { asked: None });
-        }
-        let (asked, wishes) = channel::<Wish>();
-        let work = move || {
-            for Wish { mountpoint, lazy, done } in wishes {
-                // Fails if nobody waits for it any more.
-                let _ = done.send(unmount_by_helper(&mountpoint, lazy));
-            }
-        };
-        thread::Builder::new().name("unmount".into()).spawn(work)?;
-        Ok(Unmounter { asked: Some(asked) })
-    }
-
-    /// As [`unmount`].
-    pub fn unmount(&self, mountpoint: &Path, lazy: bool) -> io::Result<()> {
-        let Some(asked) = &self.asked else { return unmount(mountpoint, lazy) };
-        let (done, outcome) = channel();
-        let gone = |_| io::Error::other("the thread that unmounts has failed");
-        asked.send(Wish { mountpoint: mountpoint.to_owned(), lazy, done }).map_err(|error| gone(error.to_string()))?;
-        outcome.recv().map_err(|error| gone(error.to_string()))?
+    if cfg!(target_os = "linux") && !sys::is_root() {
+        unmount_by_helper(mountpoint, lazy)
+    } else {
+        sys::unmount(mountpoint, lazy)
     }
 }
 

@@ -428,8 +428,9 @@ def test_roots_process_keeps_two_capabilities_and_gains_none(hers, place, models
         assert int(fields["CapInh"], 16) == int(fields["CapAmb"], 16) == 0
         assert fields["NoNewPrivs"].strip() == "1" and fields["Seccomp"].strip() == FILTERED, fields["Name"]
     status = json.loads((at / ".wmount/status.json").read_bytes())
-    assert status["passthrough"] == status["filter"] == "on"
-    assert f"{at}: the filter of system calls is on" in run("doctor").stdout.decode()
+    assert status["passthrough"] == status["filter"] == status["landlock"] == "on"
+    words = run("doctor").stdout.decode()
+    assert f"{at}: the filter of system calls is on" in words and f"{at}: the fence around the store is on" in words
     blob = max(blobs_of(hers, "tiny-llama"), key=lambda path: path.stat().st_size)
     assert (at / "ollama@seed/blobs" / blob.name).read_bytes() == blob.read_bytes()
     assert (at / "amb/tiny-llama/latest@int8.amb").read_bytes()
@@ -499,9 +500,10 @@ def test_an_ordinary_users_process_has_no_capability_and_can_unmount(hers, place
                 fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
                 assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == 0
                 # Unmounting takes a setuid program.
-                expected = "0" if fields["Name"].strip() == "unmount" else FILTERED
+                expected = "0" if fields["Name"].strip() == "deputy" else FILTERED
                 assert fields["Seccomp"].strip() == expected, fields["Name"]
-            assert b'"filter": "on"' in as_user(ALICE, "cat", place / "mnt/.wmount/status.json").stdout
+            told = json.loads(as_user(ALICE, "cat", place / "mnt/.wmount/status.json").stdout)
+            assert told["filter"] == told["landlock"] == "on"
             child.terminate()
             assert child.wait(timeout=60) == 0
         finally:
