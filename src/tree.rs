@@ -11,6 +11,7 @@ mod look;
 mod numbering;
 mod skeleton;
 mod union;
+mod view;
 
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
@@ -22,11 +23,11 @@ use crate::layout;
 use crate::memo::Memo;
 use crate::store::{Found, Store};
 
-use entry::View;
 pub use entry::{Entry, Place};
 pub(crate) use numbering::number;
 pub use skeleton::{SkeletonDir, Step};
 pub use union::Union;
+use view::View;
 
 /// For fewer models, starting a thread costs more than it saves.
 const WORTH: usize = 4;

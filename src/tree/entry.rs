@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::numbering::Numbering;
+use super::view::View;
 use super::{Node, Step};
 use crate::error::{Error, Result};
 use crate::keep::{Cell, Keep};
-use crate::layout::{self, Anchor, Files, Layout};
-use crate::model::{Model, ModelName};
+use crate::layout::{self, Files, Layout};
+use crate::model::Model;
 use crate::store::{Found, Store};
 
 /// The layout that shows what cannot be read.
@@ -35,31 +36,6 @@ pub struct Entry {
     pub(super) shown: OnceLock<u64>,
     /// Whether the store has not answered in time to find that out.
     late: AtomicBool,
-}
-
-/// A layout, or one of its variants, by index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct View {
-    pub layout: usize,
-    pub variant: Option<usize>,
-}
-
-impl View {
-    pub fn layout(self) -> &'static dyn Layout {
-        let layout = layout::all()[self.layout];
-        self.variant.map_or(layout, |variant| layout.variants()[variant].1)
-    }
-
-    /// Where a model at `path` stands.
-    pub fn anchors(self, name: &ModelName, path: &str) -> Vec<Anchor> {
-        match self.variant {
-            None => self.layout().anchors(name, path),
-            Some(variant) => {
-                let (suffix, view) = layout::all()[self.layout].variants()[variant];
-                view.anchors(name, &format!("{path}@{suffix}"))
-            }
-        }
-    }
 }
 
 impl Entry {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::entry::View;
+use super::view::View;
 use super::{Body, FileBody, Kind, Node};
 use crate::digest::{Digest, Hasher};
 use crate::extent::ExtentMap;

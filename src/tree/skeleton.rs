@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use super::entry::View;
 use super::union::Row;
+use super::view::View;
 use super::{Body, Entry, Kind, Node, Place, ROOT, Union, WORTH, number};
 use crate::cores::on_all_cores;
 use crate::digest::Digest;

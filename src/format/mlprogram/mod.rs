@@ -21,8 +21,9 @@ pub(crate) mod decoded;
 
 pub use features::{Feature, features};
 pub use multifunction::{Described, described, multifunction};
-pub use outline::{FunctionRange, Inline, Outline, outline, surface};
+pub use outline::{FunctionRange, Inline, Outline};
 pub use patches::{Patches, Place};
+pub use walk::{outline, surface};
 
 #[allow(missing_docs, dead_code, unused_imports, clippy::all, clippy::unwrap_used)]
 pub(crate) mod proto {

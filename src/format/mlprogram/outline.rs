@@ -1,16 +1,9 @@
-//! The walk through a model that finds and names every value that is in a weight file, or could be.
-//!
-//! It reads the messages where they lie and keeps the lengths that enclose each value, so that [`super::Patches`] can
-//! change them and copy all the rest. Of map entries with the same key the last one counts, as for every reader. Fields
-//! that can occur once must occur once: readers would merge the pieces, so no piece could be changed alone.
+//! What is found in a model: every value that is in a weight file, or could be, and the lengths that enclose it.
 
 use std::ops::Range;
 
-use super::walk::Walk;
 use super::{Kind, Reference};
 use crate::dtype::Dtype;
-use crate::error::Fault;
-use crate::format::Bytes;
 
 /// MIL's data types; strings have no dtype.
 pub(super) const DTYPES: [(u64, Dtype); 21] = [
@@ -101,37 +94,4 @@ pub struct Outline {
     pub(super) spots: Vec<Spot>,
     /// For each inline tensor the message of its value and the whole field in it.
     pub(super) records: Vec<(usize, Range<u64>)>,
-}
-
-/// Walks through a model. `wanted` says which inline tensors are to be found, by the place of their bytes.
-///
-/// References come in the order of the program's operations; functions, inputs and attributes by name.
-pub fn outline(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bool) -> Result<Outline, Fault> {
-    walk(bytes, wanted, false)
-}
-
-/// The same without a look into the functions: no references and no inline tensors, in no time.
-pub fn surface(bytes: &(impl Bytes + ?Sized)) -> Result<Outline, Fault> {
-    walk(bytes, &|_| false, true)
-}
-
-fn walk(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bool, shallow: bool) -> Result<Outline, Fault> {
-    let found = Outline {
-        kind: Kind::Other,
-        specification_version: 0,
-        description: None,
-        functions: Vec::new(),
-        references: Vec::new(),
-        inline: Vec::new(),
-        frames: Vec::new(),
-        spots: Vec::new(),
-        records: Vec::new(),
-    };
-    let mut walk = Walk::new(bytes, wanted, found);
-    walk.shallow = shallow;
-    walk.model(0..bytes.len())?;
-    if walk.found.specification_version < 1 {
-        return Err(Fault::new(0, "no Core ML model: it has no specification version"));
-    }
-    Ok(walk.found)
 }

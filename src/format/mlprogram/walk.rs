@@ -1,4 +1,10 @@
-//! The walk proper: from the model down to its operations. What is below them is in `values.rs`.
+//! The walk through a model that finds and names every value that is in a weight file, or could be.
+//!
+//! It reads the messages where they lie and keeps the lengths that enclose each value, so that [`super::Patches`] can
+//! change them and copy all the rest. Of map entries with the same key the last one counts, as for every reader. Fields
+//! that can occur once must occur once: readers would merge the pieces, so no piece could be changed alone.
+//!
+//! Here is the way from the model down to its operations; what is below them is in `values.rs`.
 
 use std::fmt::{self, Write};
 use std::ops::Range;
@@ -15,6 +21,39 @@ const NAMES: usize = 64 << 20;
 
 /// Fields that are looked at again, of all messages around the one that the walk is in: each takes some 200 bytes.
 const HELD: usize = 1 << 20;
+
+/// Walks through a model. `wanted` says which inline tensors are to be found, by the place of their bytes.
+///
+/// References come in the order of the program's operations; functions, inputs and attributes by name.
+pub fn outline(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bool) -> Result<Outline, Fault> {
+    walk(bytes, wanted, false)
+}
+
+/// The same without a look into the functions: no references and no inline tensors, in no time.
+pub fn surface(bytes: &(impl Bytes + ?Sized)) -> Result<Outline, Fault> {
+    walk(bytes, &|_| false, true)
+}
+
+fn walk(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bool, shallow: bool) -> Result<Outline, Fault> {
+    let found = Outline {
+        kind: Kind::Other,
+        specification_version: 0,
+        description: None,
+        functions: Vec::new(),
+        references: Vec::new(),
+        inline: Vec::new(),
+        frames: Vec::new(),
+        spots: Vec::new(),
+        records: Vec::new(),
+    };
+    let mut walk = Walk::new(bytes, wanted, found);
+    walk.shallow = shallow;
+    walk.model(0..bytes.len())?;
+    if walk.found.specification_version < 1 {
+        return Err(Fault::new(0, "no Core ML model: it has no specification version"));
+    }
+    Ok(walk.found)
+}
 
 pub(super) struct Walk<'a, B: ?Sized> {
     pub wire: Wire<'a, B>,

@@ -4,47 +4,17 @@
 //! as it was imported.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::super::{Branch, VirtualFile};
 use super::package::{Changes, Package};
-use crate::error::Fault;
 use crate::extent::ExtentMap;
-use crate::format::Bytes;
 use crate::format::mlpackage::{MODEL_PATH, Manifest, WEIGHTS_PATH};
-use crate::format::mlprogram::{Described, Kind, Outline, Patches, described, multifunction};
+use crate::format::mlprogram::multifunction;
 
 /// What the package is called.
 pub(super) const NAME: &str = "all.mlpackage";
-
-/// A package's only function.
-pub(super) struct Function {
-    body: ExtentMap,
-    description: Described,
-    specification_version: u64,
-}
-
-impl Function {
-    /// The function of a package, patched; `None` if it has not one called `main`.
-    pub fn new(
-        outline: &Outline,
-        patches: &Patches,
-        map: &ExtentMap,
-        bytes: &(impl Bytes + ?Sized),
-    ) -> Result<Option<Function>, Fault> {
-        let description: Range<u64> = outline.description.clone().unwrap_or(0..0);
-        match &outline.functions[..] {
-            [main] if outline.kind == Kind::MlProgram && main.name == "main" => Ok(Some(Function {
-                body: patches.apply(map, main.range.clone()),
-                description: described(bytes, description)?,
-                specification_version: outline.specification_version,
-            })),
-            _ => Ok(None),
-        }
-    }
-}
 
 /// The package of all functions; `None` if there are not two of them, or not over the same weight files.
 pub(super) fn branch(parts: &[(&Package<'_>, String, Changes)]) -> Option<Branch> {

@@ -5,6 +5,7 @@
 //! shown for a package depends on it and on the packages imported before, and no blob moves when another one joins.
 
 mod describe;
+mod function;
 mod functions;
 mod package;
 mod shared;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::super::{Branch, Files, VirtualFile, source_branch};
-use super::functions::Function;
+use super::function::Function;
 use crate::extent::ExtentMap;
 use crate::format::mlpackage::{self, MODEL_PATH, Manifest, WEIGHTS_PATH};
 use crate::model::{Source, SourceFile, SourceKind};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::super::{Files, MapBytes};
-use super::functions::Function;
+use super::function::Function;
 use super::package::{Changes, Package};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
