@@ -1,7 +1,9 @@
 //! Looks every second at what happens without a request that could tell of it: blobs that are cut while the kernel
-//! reads them, blobs that do not answer, models that had to be done without, and damage that was mended.
+//! reads them, blobs that do not answer, models that had to be done without, damage that was mended, and how far the kernel
+//! reads ahead.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -12,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::lanes::Lanes;
 use super::passthrough::Passthrough;
+use super::readpath::describe_read_ahead;
 use crate::digest::Digest;
 use crate::error::{AtPath, Result};
 use crate::vfs::Vfs;
@@ -30,10 +33,18 @@ pub struct Lookout {
 
 impl Lookout {
     /// Begins, in threads of its own: a look at a blob can itself find no answer.
-    pub fn start(vfs: Arc<Vfs>, passthrough: Arc<Passthrough<BackingId>>, lanes: Arc<Lanes>) -> Result<Lookout> {
+    pub fn start(
+        vfs: Arc<Vfs>,
+        passthrough: Arc<Passthrough<BackingId>>,
+        lanes: Arc<Lanes>,
+        read_ahead: PathBuf,
+    ) -> Result<Lookout> {
         vfs.describe(FACT, json!([]));
         let (mut looks, mut told, shown) = (Looks::default(), HashSet::new(), vfs.clone());
-        let waits = every("waits", move || tell(&shown, &lanes, &looks.look(), &mut told))?;
+        let waits = every("waits", move || {
+            tell(&shown, &lanes, &looks.look(), &mut told);
+            describe_read_ahead(&shown, &read_ahead);
+        })?;
         let blobs = every("blobs", move || {
             passthrough.look(&vfs);
             vfs.review_problems();

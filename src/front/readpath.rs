@@ -131,17 +131,21 @@ pub fn block_size(size: u64) -> u32 {
     if size >= LARGE { LARGE_BLOCK } else { BLOCK }
 }
 
-/// Has the kernel read ahead further in the mount at `mountpoint`; says here and in the status whether and how far it does.
+/// Has the kernel read ahead further, by the mount's own `file` for that, and says whether it does.
 ///
-/// The setting is the mount's own and ends with it. Only root may change it, and not in most containers.
-pub fn read_ahead(vfs: &Vfs, mountpoint: &Path) -> bool {
-    let Ok(file) = machine::read_ahead_file(mountpoint) else { return false };
-    if let Err(error) = fs::write(&file, READ_AHEAD_KIB.to_string()) {
+/// The setting ends with the mount. Only root may change it, and not in most containers.
+pub fn read_ahead(vfs: &Vfs, file: &Path) -> bool {
+    if let Err(error) = fs::write(file, READ_AHEAD_KIB.to_string()) {
         tracing::debug!("{} stays as it is: {error}", file.display());
     }
-    let far = machine::number(&file);
+    describe_read_ahead(vfs, file).is_some_and(|far| far >= READ_AHEAD_KIB.into())
+}
+
+/// Says in the status how far the kernel reads ahead, which others may change.
+pub fn describe_read_ahead(vfs: &Vfs, file: &Path) -> Option<u64> {
+    let far = machine::number(file);
     vfs.describe("read_ahead_kib", far.into());
-    far.is_some_and(|far| far >= READ_AHEAD_KIB.into())
+    far
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Mount, Store, run
+from harness import Mount, Store, eventually, run
 
 SIZE = 5_000_001
 root = pytest.mark.skipif(os.geteuid() != 0, reason="the kernel lets root alone pass files through")
@@ -138,6 +138,17 @@ def test_large_files_change_over_when_they_are_mapped(made, tmp_path):
             read.append(status(mount)["bytes_read"])
             time.sleep(0.15)  # a status is as old as that
         assert read[-1] == read[-2]
+
+
+def test_the_status_says_how_far_the_kernel_reads_ahead_by_now(made, tmp_path):
+    """A udev rule sets it after the mount is made."""
+    store, _ = made
+    with Mount(store, tmp_path / "mnt") as mount:
+        device = os.stat(mount.at).st_dev
+        setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+        assert status(mount)["read_ahead_kib"] == int(setting.read_text())
+        setting.write_text("1000")
+        assert eventually(lambda: status(mount)["read_ahead_kib"] == 1000)
 
 
 def test_the_doctor_changes_nothing_and_names_commands(made, tmp_path):
