@@ -190,6 +190,9 @@ fn entry(name: String, value: &Value) -> Result<Entry, Fault> {
         None | Some(Value::Null) => {}
         Some(packed) => return Err(wrong(format!("is packed as {packed}: only plain tensors can be read"))),
     }
+    if value.get("transport").is_some_and(|transport| !transport.is_null()) {
+        return Err(wrong("is encoded for transport: import the export that it was made of".into()));
+    }
     let path = text("path")?.to_owned();
     check_path(&path).map_err(&wrong)?;
     check_extension(&path, &EXTENSIONS).map_err(&wrong)?;
@@ -205,9 +208,6 @@ fn entry(name: String, value: &Value) -> Result<Entry, Fault> {
     let shape: Option<Vec<u64>> = shape.iter().map(Value::as_u64).collect();
     let shape = shape.ok_or_else(|| wrong("its shape is no list of sizes".into()))?;
     dtype.bytes(&shape).ok_or_else(|| wrong(format!("its shape {shape:?} is too large")))?;
-    if value.get("transport").is_some_and(|transport| !transport.is_null()) {
-        return Err(wrong("is encoded for transport: import the export that it was made of".into()));
-    }
     Ok(Entry { path, dtype, shape, transport: None, name })
 }
 
@@ -320,7 +320,7 @@ mod tests {
             (with("t.bin", "float16", "[9223372036854775807, 2]"), "too large"),
             (of(r#""path": 1, "dtype": "int8", "shape": []"#), "no text"),
             (of(r#""path": "t.bin", "dtype": "int8", "shape": [], "packed": "mxfp4""#), "mxfp4"),
-            (of(r#""path": "t.bin", "dtype": "int8", "shape": [], "transport": {}"#), "transport"),
+            (of(r#""path": "t.fp8", "dtype": "float8_e4m3fn", "shape": [], "transport": {}"#), "the export that it was made of"),
             (
                 r#"{"t": {"path": "t.bin", "dtype": "int8", "shape": []}, "t": {"path": "u.bin", "dtype": "int8", "shape": []}}"#.into(),
                 "twice",

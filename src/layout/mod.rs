@@ -191,7 +191,7 @@ impl Files<'_> {
     /// Why layouts pass over a small file, if they do.
     pub fn fault(&self, file: &SmallFile) -> Option<String> {
         /// What they read, be it of the model proper or of a component.
-        const READ: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.json"];
+        const READ: [&str; 4] = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
         if !READ.contains(&file.path.rsplit('/').next()?) {
             return None;
         }

@@ -20,7 +20,8 @@ const NO_TOKEN: u16 = u16::MAX;
 pub(super) fn section(model: &Model, files: Files<'_>, config: Option<&Object>) -> Result<ExtentMap> {
     let tokenizer = files.json(model, "tokenizer.json")?;
     let settings = files.json(model, "tokenizer_config.json")?;
-    let ids = special_ids(tokenizer.as_ref(), settings.as_ref(), config);
+    let map = files.json(model, "special_tokens_map.json")?;
+    let ids = special_ids(tokenizer.as_ref(), settings.as_ref(), map.as_ref(), config);
     let start = |kind: u8| {
         let mut bytes = vec![kind];
         bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
@@ -102,23 +103,36 @@ fn added_tokens(tokenizer: &Object) -> impl Iterator<Item = &Object> {
     tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_object)
 }
 
-/// The special ids: by the token's text in tokenizer_config.json, whose id tokenizer.json or it says, else by `<which>_token_id` in config.json;
-/// the unknown token also by what the vocabulary says of itself.
-fn special_ids(tokenizer: Option<&Object>, settings: Option<&Object>, config: Option<&Object>) -> [u16; 5] {
+/// The special ids: of the token that tokenizer_config.json or special_tokens_map.json names, which tokenizer.json or the
+/// first knows, else that of `<which>_token_id` in config.json, else what the vocabulary says of itself.
+fn special_ids(
+    tokenizer: Option<&Object>,
+    settings: Option<&Object>,
+    map: Option<&Object>,
+    config: Option<&Object>,
+) -> [u16; 5] {
     SPECIAL.map(|which| {
         let by_text = || {
-            let token = settings?.get(&format!("{which}_token"))?;
-            let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
-            tokenizer.and_then(|tokenizer| token_id(tokenizer, text)).or_else(|| decoder_id(settings?, text))
-        };
-        let by_model = || match which {
-            "unk" => token_id(tokenizer?, tokenizer?.get("model")?.get("unk_token")?.as_str()?),
-            _ => None,
+            let key = format!("{which}_token");
+            let text = |token: &Value| token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned);
+            let text = [settings, map].into_iter().flatten().find_map(|file| text(file.get(&key)?))?;
+            tokenizer.and_then(|tokenizer| token_id(tokenizer, &text)).or_else(|| decoder_id(settings?, &text))
         };
         let by_id = || {
             let id = config?.get(&format!("{which}_token_id"))?;
             // Models with several end tokens list the main one first.
             id.as_u64().or_else(|| id.as_array()?.first()?.as_u64())
+        };
+        let by_model = || {
+            let model = tokenizer?.get("model")?;
+            let text = match which {
+                "unk" => model.get("unk_token")?.as_str()?,
+                // What BERT's tokenizers take where no file names any.
+                "pad" if model.get("type")? == "WordPiece" => "[PAD]",
+                "mask" if model.get("type")? == "WordPiece" => "[MASK]",
+                _ => return None,
+            };
+            token_id(tokenizer?, text)
         };
         by_text().or_else(by_id).or_else(by_model).and_then(|id| u16::try_from(id).ok()).unwrap_or(NO_TOKEN)
     })
@@ -159,8 +173,12 @@ mod tests {
 
     #[test]
     fn the_vocabulary_knows_its_unknown_token() {
-        let tokenizer = object(r#"{"model":{"type":"WordPiece","unk_token":"[UNK]","vocab":{"[UNK]":100}}}"#);
-        assert_eq!(special_ids(Some(&tokenizer), None, None)[3], 100);
+        let tokenizer = object(
+            r#"{"model":{"type":"WordPiece","unk_token":"[UNK]","vocab":{"[PAD]":0,"[UNK]":100,"[MASK]":103}}}"#,
+        );
+        assert_eq!(special_ids(Some(&tokenizer), None, None, None), [NO_TOKEN, NO_TOKEN, 0, 100, 103]);
+        let map = object(r#"{"mask_token":{"content":"[UNK]"},"pad_token":"[MASK]"}"#);
+        assert_eq!(special_ids(Some(&tokenizer), None, Some(&map), None), [NO_TOKEN, NO_TOKEN, 103, 100, 100]);
     }
 
     #[test]
@@ -168,9 +186,9 @@ mod tests {
         let tokenizer = object(r#"{"added_tokens":[{"id":7,"content":"<s>"}],"model":{"vocab":{"</s>":9}}}"#);
         let settings = object(r#"{"bos_token":{"content":"<s>"},"eos_token":"</s>","pad_token":null}"#);
         let config = object(r#"{"pad_token_id":70000,"unk_token_id":[3,4]}"#);
-        let ids = special_ids(Some(&tokenizer), Some(&settings), Some(&config));
+        let ids = special_ids(Some(&tokenizer), Some(&settings), None, Some(&config));
         assert_eq!(ids, [7, 9, NO_TOKEN, 3, NO_TOKEN]);
         let settings = object(r#"{"unk_token":"<unk>","added_tokens_decoder":{"5":{"content":"<unk>"}}}"#);
-        assert_eq!(special_ids(None, Some(&settings), None)[3], 5);
+        assert_eq!(special_ids(None, Some(&settings), None, None)[3], 5);
     }
 }
