@@ -99,6 +99,40 @@ fn two_imports_at_once_both_work_or_one_says_that_it_must_wait() {
 }
 
 #[test]
+fn an_import_beside_gc_and_rm_loses_nothing() {
+    for turn in 0..6 {
+        let store = Store::of_two();
+        // What gc is about to remove is what the import brings.
+        store.run(&["rm", "llama:code"]);
+        let commands = [
+            ("again", store.import("again", &[&store.code()])),
+            ("gc", store.command(&["gc"])),
+            ("rm", store.command(&["rm", "llama:chat"])),
+        ];
+        let children = commands.map(|(name, mut command)| {
+            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            thread::sleep(Duration::from_millis(turn * 3));
+            (name, child)
+        });
+        let mut imported = false;
+        for (name, child) in children {
+            let output = child.wait_with_output().unwrap();
+            let said = words(&output);
+            assert!(output.status.success() || said.contains("another wmount is writing"), "{name}: {said}");
+            imported |= name == "again" && output.status.success();
+        }
+        store.check();
+        if !imported {
+            store.add("again", &[&store.code()]);
+        }
+        store.run(&["gc"]);
+        store.check();
+        let original = store.code().join("model.safetensors");
+        assert_eq!(shown(&store, "original/again/latest/code/model.safetensors"), digest_of(&original));
+    }
+}
+
+#[test]
 fn readers_do_not_wait_for_a_writer() {
     let store = Store::of_two();
     let source = large(&store);

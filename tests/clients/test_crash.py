@@ -7,6 +7,7 @@ of before or all those of after; running the command again must end as if nothin
 WMOUNT_LONG=1 tries every error at every call instead of one of them.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -206,45 +207,79 @@ def test_every_call_fails(tmp_path, name):
     assert failed > 0, "no error was ever told"
 
 
-def test_a_full_disk(tmp_path):
-    """A file system of 12 MiB: what does not fit leaves nothing behind, and what fits is imported after it."""
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 12 MiB."""
     image, at = tmp_path / "image", tmp_path / "disk"
     at.mkdir()
     with open(image, "wb") as file:
         file.truncate(12 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", image], check=True)
     subprocess.run(["mount", "-o", "loop", image, at], check=True)
-    try:
-        store = Store(at / "store")
-        store.add(save(tmp_path / "small", 1), name="small")
-        before = store.listing()
-        large = save(tmp_path / "large", 2, huge=np.random.default_rng(4).standard_normal(8 << 20).astype(np.float32))
-        done = store.run("import", large, "-n", "large", check=False)
-        assert done.returncode == 1
-        assert "No space left" in done.stderr.decode() and done.stderr.decode().count("\n") == 1
-        assert store.listing() == before
-        store.run("verify")
-        free = os.statvfs(at).f_bavail * os.statvfs(at).f_frsize
-        assert free > 4 << 20, "what did not fit still takes room"
-        # Room for nothing at all: removing and collecting must still work.
-        with open(at / "filler", "wb", buffering=0) as file:
-            try:
-                while file.write(bytes(1 << 16)):
-                    pass
-            except OSError:
+    yield at
+    subprocess.run(["umount", at], check=True)
+
+
+def free(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+def test_a_full_disk(disk, tmp_path):
+    """What does not fit leaves nothing behind, and what fits is imported after it."""
+    store = Store(disk / "store")
+    store.add(save(tmp_path / "small", 1), name="small")
+    before = store.listing()
+    large = save(tmp_path / "large", 2, huge=np.random.default_rng(4).standard_normal(8 << 20).astype(np.float32))
+    done = store.run("import", large, "-n", "large", check=False)
+    assert done.returncode == 1
+    assert "No space left" in done.stderr.decode() and done.stderr.decode().count("\n") == 1
+    assert store.listing() == before
+    store.run("verify")
+    assert free(disk) > 4 << 20, "what did not fit still takes room"
+    # Room for nothing at all: removing and collecting must still work.
+    with open(disk / "filler", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 16)):
                 pass
-        assert store.run("import", save(tmp_path / "more", 3, more=np.ones(1 << 18, np.float32)), "-n", "more", check=False).returncode == 1
-        assert store.listing() == before
-        store.run("verify")
-        with Mount(store, tmp_path / "mnt") as mount:
-            assert (mount / "safetensors/small/latest/config.json").read_bytes()
-        (at / "filler").unlink()
-        store.add(tmp_path / "more", name="more")
-        store.run("rm", "small")
-        store.run("gc")
-        store.run("verify")
-    finally:
-        subprocess.run(["umount", at], check=True)
+        except OSError:
+            pass
+    assert store.run("import", save(tmp_path / "more", 3, more=np.ones(1 << 18, np.float32)), "-n", "more", check=False).returncode == 1
+    assert store.listing() == before
+    store.run("verify")
+    with Mount(store, tmp_path / "mnt") as mount:
+        assert (mount / "safetensors/small/latest/config.json").read_bytes()
+    (disk / "filler").unlink()
+    store.add(tmp_path / "more", name="more")
+    store.run("rm", "small")
+    store.run("gc")
+    store.run("verify")
+
+
+def test_a_full_disk_under_a_mount_that_ollama_writes_to(disk, tmp_path):
+    """Who writes is told; what he removes gives its room back, and what fits becomes a model."""
+    store = Store(disk / "store")
+    store.add(save(tmp_path / "small", 1), name="small")
+    before, room = store.listing(), free(disk)
+    with Mount(store, tmp_path / "mnt", "--ingest") as mount:
+        blobs = mount / "ollama/blobs"
+        unfinished = blobs / f"sha256-{'1' * 64}-partial"
+        with pytest.raises(OSError) as refused:
+            with open(unfinished, "wb", buffering=0) as file:
+                for _ in range(20):
+                    file.write(os.urandom(1 << 20))
+                os.fsync(file.fileno())
+        assert refused.value.errno == errno.ENOSPC
+        assert store.listing() == before and not store.json("verify")["damaged"]
+        assert (mount / "safetensors/small/latest/config.json").read_bytes()
+        unfinished.unlink()
+        assert eventually(lambda: free(disk) > room - (1 << 20))
+        place = mount / f"ollama/manifests/{HOST}/library/new"
+        manifest = manifest_of(blobs, [gguf(tmp_path / "a.gguf")])
+        place.mkdir()
+        (place / "v1").write_bytes(manifest)
+        assert {model["model"] for model in store.json("ls")} == {"small:latest", "new:v1"}
+    assert not store.json("verify")["damaged"]
 
 
 def test_results_that_cannot_be_printed_are_a_failure(small):
@@ -303,7 +338,17 @@ class Ingesting:
             assert digest(path) == path.name[7:], what
 
 
-def test_a_mount_that_ollama_writes_to_is_killed_at_every_call(tmp_path):
+    def again(self, what: str):
+        """Whatever was left behind does not keep the same from being done again."""
+        for name in (self.NEW, self.COPY):
+            self.store.run("rm", name, check=False)
+        assert self.session(self.at.with_name("again")) == {"first:latest", self.COPY}, what
+        self.check(what)
+
+
+@pytest.fixture
+def ingesting(tmp_path):
+    """A store, what puts it back to how it was, and the calls of an undisturbed session that change something."""
     pristine, store = Store(tmp_path / "pristine"), Store(tmp_path / "store")
     pristine.add(save(tmp_path / "first", 1), name="first")
     data = [gguf(tmp_path / "a.gguf", 1), gguf(tmp_path / "b.gguf", 2)]
@@ -318,6 +363,11 @@ def test_a_mount_that_ollama_writes_to_is_killed_at_every_call(tmp_path):
     ingesting.check("undisturbed")
     calls = changing_calls((tmp_path / "log").read_text())
     assert len(calls) > 20
+    return ingesting, reset, calls
+
+
+def test_a_mount_that_ollama_writes_to_is_killed_at_every_call(ingesting, tmp_path):
+    ingesting, reset, calls = ingesting
     killed = 0
     for call, number in calls:
         what = f"killed before {call} number {number}"
@@ -325,9 +375,25 @@ def test_a_mount_that_ollama_writes_to_is_killed_at_every_call(tmp_path):
         ingesting.session(tmp_path / "killed", "-e", f"inject={call}:signal=KILL:when={number}")
         killed += "killed by SIGKILL" in (tmp_path / "killed").read_text()
         ingesting.check(what)
-        for name in ("new", "copy"):
-            store.run("rm", f"{name}:v1", check=False)
-        # Whatever was left behind does not keep the same from being done again.
-        assert ingesting.session(tmp_path / "again") == {"first:latest", "copy:v1"}, what
-        ingesting.check(what)
+        ingesting.again(what)
     assert killed >= len(calls) * 0.6, f"only {killed} of {len(calls)} were killed"
+
+
+def test_every_call_of_a_mount_that_ollama_writes_to_fails(ingesting, tmp_path):
+    """Who writes is told, or nothing is missing; the mount goes on or ends, and leaves what it said that it has."""
+    ingesting, reset, calls = ingesting
+    injected = told = 0
+    for turn, (call, number) in enumerate(calls):
+        for error in ERRORS if LONG else [ERRORS[turn % len(ERRORS)]]:
+            what = f"{error} at {call} number {number}"
+            reset()
+            ingesting.session(tmp_path / "failed", "-e", f"inject={call}:error={error}:when={number}")
+            injected += "(INJECTED)" in (tmp_path / "failed").read_text()
+            told += bool(ingesting.under_way) or ingesting.there != {"first:latest", ingesting.COPY}
+            # Each thread counts its own calls, and so a crate's write to wake itself, which no kernel refuses, fails as well.
+            words = (tmp_path / "failed.words").read_text() if (tmp_path / "failed.words").exists() else ""
+            assert not [line for line in words.splitlines() if "panicked" in line and "/notify-" not in line], what
+            ingesting.check(what)
+            if turn % 4 == 0 or LONG:
+                ingesting.again(what)
+    assert injected > 0 and told > 0

@@ -378,6 +378,10 @@ def test_no_name_of_a_hostile_manifest_is_shown_that_is_none(small, tmp_path):
         "\x1b[31m",
         "good.json",
         "x/" * 3000,
+        "con",
+        "NUL.txt",
+        "C:\\up",
+        "\u202egpj.exe",
     ]
     hostile(small.path, names)
     before = {path for path in tmp_path.rglob("*")}

@@ -65,6 +65,27 @@ def test_a_user_mounts_reads_and_unmounts(home, models):
     assert f" {home}/mnt " not in Path("/proc/mounts").read_text()
 
 
+def test_after_a_kill_a_user_mounts_in_the_same_place(home):
+    """What is left of the mount is detached by the helper; nobody but its user could."""
+    at, inside = home / "mnt", home / "mnt/safetensors/tiny-llama/latest/config.json"
+    for _ in range(2):
+        env = {"HOME": str(home), "PATH": os.environ["PATH"]}
+        user = {"user": USER, "group": USER, "extra_groups": []} if os.geteuid() == 0 else {}
+        child = subprocess.Popen([home / "wmount", "-f", home / "store", at], env=env, cwd=home, **user)
+        assert eventually(lambda: outcome_as_user(lambda: inside.read_bytes()) != b"")
+        child.kill()
+        child.wait()
+        assert outcome_as_user(lambda: inside.read_bytes()) == b""
+        assert f" {at} " in Path("/proc/mounts").read_text(), "the kernel keeps it"
+    done = as_user(home, home / "store", at)
+    assert done.returncode == 0, done.stderr.decode()
+    try:
+        assert outcome_as_user(lambda: inside.read_bytes()) != b""
+    finally:
+        assert as_user(home, "umount", at).returncode == 0
+    assert f" {at} " not in Path("/proc/mounts").read_text()
+
+
 def outcome_as_user(work) -> bytes:
     """What `work` returns in a process of the user's that has all of Python's modules already."""
     reading, writing = os.pipe()
