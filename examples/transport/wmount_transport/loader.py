@@ -1,8 +1,8 @@
 """Stages encoded tensors and upcasts them before use.
 
 On `cuda` the encoded bytes and scales are moved to the device and upcast there (`cuda-upcast`, needs torch). On `cpu`
-numpy decodes them (`cpu-decode-then-transfer`). Any other device, a missing torch and an artefact that breaks a rule lead to the plain export,
-and the report says why.
+numpy decodes them (`cpu-decode-then-transfer`). Any other device, a missing torch and an artefact that breaks a rule lead
+to the plain export, and the report says why.
 """
 
 import hashlib
