@@ -78,6 +78,7 @@ pub fn run(args: &MountArgs, read: Mode, open: impl FnOnce(&Path) -> Result<Arc<
         return daemon::launch();
     };
     sys::return_memory();
+    sys::allow_many_files();
     let mounted = listener.begin(args.log.as_deref(), &args.mountpoint).and_then(|()| mount(args, read, open));
     let session = mounted.and_then(|session| listener.ready().map(|()| session));
     let session = session.inspect_err(|error| listener.failed(error))?;

@@ -5,6 +5,9 @@
 //! the backing goes with the last of them. Registering a backing needs CAP_SYS_ADMIN; a store on a stacked file
 //! system, or on another FUSE, can be refused. Then the file is served like any other.
 //!
+//! Each such inode holds a file open in this process, which may have so many. From half of them on inodes are served like any
+//! other, so that who opens very many takes nothing from the rest.
+//!
 //! A blob is immutable by contract. One that is cut off while it is open behaves as the plain file would: reads end
 //! early, maps fault. The kernel offers no way to take a backing back, so such a blob is looked for, told of, and not
 //! given to anyone who opens it anew.
@@ -13,11 +16,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use dashmap::DashMap;
 
+use super::sys;
 use crate::error::Result;
 use crate::vfs::Vfs;
 
@@ -28,6 +32,8 @@ pub const FACT: &str = "passthrough";
 #[derive(Debug)]
 pub struct Passthrough<T> {
     on: AtomicBool,
+    /// Inodes that are passed through at a time.
+    most: AtomicUsize,
     opened: DashMap<u64, Opened<T>>,
 }
 
@@ -116,13 +122,16 @@ impl<T> Opened<T> {
 
 impl<T> Default for Passthrough<T> {
     fn default() -> Self {
-        Passthrough { on: AtomicBool::new(false), opened: DashMap::new() }
+        Passthrough { on: AtomicBool::new(false), most: AtomicUsize::new(usize::MAX), opened: DashMap::new() }
     }
 }
 
 impl<T> Passthrough<T> {
     /// Says what the kernel and this process's rights allow; until then nothing is passed through.
     pub fn begin(&self, vfs: &Vfs, allowed: Result<(), &str>) {
+        /// What blobs that are read, pipes and models in use take.
+        const OTHERS: usize = 768;
+        self.most.store(sys::files_allowed().saturating_sub(OTHERS) / 2, Ordering::Relaxed);
         self.on.store(allowed.is_ok(), Ordering::Relaxed);
         let fact = allowed.map_or_else(|why| format!("off: {why}"), |()| "on".to_owned());
         vfs.describe(FACT, fact.into());
@@ -160,8 +169,9 @@ impl<T> Passthrough<T> {
             Some(None) => None,
             None => blob().and_then(Blob::of),
         };
+        let is_room = self.opened.len() < self.most.load(Ordering::Relaxed);
         let mut opened = self.opened.entry(ino).or_insert_with(|| {
-            let backed = blob.and_then(|blob| self.back(vfs, blob, register));
+            let backed = blob.filter(|_| is_room).and_then(|blob| self.back(vfs, blob, register));
             Opened { count: 0, backed }
         });
         opened.count += 1;

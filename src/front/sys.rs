@@ -30,6 +30,21 @@ pub fn return_memory() {
     }
 }
 
+/// Lets this process have as many files open as it may: a shell's usual 1,024 are few for who serves many readers.
+pub fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let most = getrlimit(Resource::Nofile).maximum;
+    // If it is refused, all is as without it.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+}
+
+/// How many files this process may have open.
+pub fn files_allowed() -> usize {
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    allowed.map_or(usize::MAX, |allowed| usize::try_from(allowed).unwrap_or(usize::MAX))
+}
+
 /// Leaves the terminal's session, so that its end and its Ctrl-C do not reach this process.
 pub fn leave_terminal() -> io::Result<()> {
     Ok(rustix::process::setsid().map(drop)?)

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from harness import BINARY, Mount, Store, eventually, run, walk
 
@@ -457,6 +460,34 @@ def test_system_calls_are_filtered_however_it_is_mounted(small, tmp_path, option
         for text in threads_of(mount.at):
             fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
             assert fields["Seccomp"].strip() == FILTERED, fields["Name"]
+
+
+def test_who_has_very_many_files_open_takes_nothing_from_others(store, tmp_path):
+    """The process may have fewer files open than its readers have; with all its own used up, others would get errors."""
+    source = tmp_path / "many"
+    source.mkdir()
+    save_file({"t": np.zeros(4, np.float32)}, source / "model.safetensors")
+    names = [f"{number}.txt" for number in range(1500)]
+    for name in names:
+        (source / name).write_text(name)
+    store.add(source, name="many")
+    own, at = resource.getrlimit(resource.RLIMIT_NOFILE), tmp_path / "mnt"
+    at.mkdir()
+    with contextlib.ExitStack() as stack:
+        # The mount raises the first of its two limits by itself.
+        few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1000))  # noqa: E731
+        subprocess.run([BINARY, store.path, at], check=True, preexec_fn=few, timeout=60)
+        stack.callback(run, "umount", at)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4000, own[1]), own[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, own)
+        shown = at / "original/many/latest/many"
+        opened = [stack.enter_context(open(shown / name)) for name in names]
+        assert [file.read() for file in opened] == names
+        assert (shown / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+        time.sleep(1.1)
+        status = json.loads((at / ".wmount/status.json").read_bytes())
+        assert status["problems"] == [] and status["passthrough"] == "on"
+        assert len(os.listdir(f"/proc/{status['pid']}/fd")) < 1000
 
 
 def test_a_service_is_told_that_its_mount_answers(small, tmp_path):
