@@ -6,8 +6,8 @@ use std::time::Duration;
 use fuser::{Errno, FileAttr, FileType, ReplyEmpty};
 
 use super::errno::{caught, write_errno};
-use super::fuse::LONG;
 use super::listing::Attributes;
+use super::served::LONG;
 use crate::error::{Error, Result};
 use crate::ingest::{Form, Stat};
 

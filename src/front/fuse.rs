@@ -1,7 +1,4 @@
 //! The kernel's requests, passed to [`Vfs`] and answered. Nothing is decided here but flags and lifetimes.
-//!
-//! An inode number means one content for ever, so the kernel may keep pages and attributes of files as long as it
-//! likes; only names of models that can be removed or replaced, and directories, are asked for again.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -9,35 +6,27 @@ use std::io;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
 
-use dashmap::DashMap;
 use fuser::{
-    AccessFlags, BackingId, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
-    PollNotifier, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId,
-    TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
+    ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
 
-use super::errno::{Complaints, caught, errno};
-use super::lanes::{Lanes, THREADS_OF_ONE};
-use super::listing::{Attributes, Entry, entries_from, file_type};
-use super::passthrough::{Opening, Passthrough};
-use super::push::Push;
-use super::readpath::{Mode, ReadPath};
-use super::splice::Splicing;
+use super::errno::{caught, errno};
+use super::listing::{entries_from, file_type};
+use super::machine;
+use super::passthrough::Opening;
+use super::readpath::Mode;
+use super::served::{Served, attr_ttl, entry_ttl};
 use super::tolerate::Tolerance;
-use super::{machine, sys};
 use crate::error::{Error, Result};
 use crate::extent::Sink;
-use crate::vfs::{Access, Attr, Kind, Listing, Vfs};
+use crate::vfs::{Kind, Vfs};
 
-/// For what cannot change while mounted.
-pub(super) const LONG: Duration = Duration::from_secs(1_000_000);
-/// For what can: the time after which a removed model is no longer found.
-const SHORT: Duration = Duration::from_secs(1);
 /// Requests of readahead and asynchronous reads that the kernel may have under way at a time (its default is 12).
 /// A blob that does not answer must not take all of them from the others.
 const BACKGROUND: u16 = 256;
@@ -58,22 +47,6 @@ thread_local! {
 #[derive(Clone)]
 pub struct Fuse(Arc<Served>);
 
-/// What all threads that serve have in common.
-pub struct Served {
-    vfs: Arc<Vfs>,
-    owner: (u32, u32),
-    /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
-    listings: DashMap<u64, Arc<Listing>>,
-    next_listing: AtomicU64,
-    passthrough: Arc<Passthrough<BackingId>>,
-    readpath: ReadPath,
-    push: Arc<Push>,
-    splicing: Arc<Splicing>,
-    complaints: Arc<Complaints>,
-    tolerance: Arc<Tolerance>,
-    lanes: Arc<Lanes>,
-}
-
 impl Deref for Fuse {
     type Target = Served;
 
@@ -85,24 +58,7 @@ impl Deref for Fuse {
 impl Fuse {
     /// Serves `vfs` with so many threads, with every file owned by the user of this process.
     pub fn new(vfs: Arc<Vfs>, mode: Mode, tolerance: Arc<Tolerance>, threads: usize) -> Fuse {
-        Fuse(Arc::new(Served {
-            vfs,
-            owner: sys::owner(),
-            listings: DashMap::new(),
-            next_listing: AtomicU64::new(1),
-            passthrough: Arc::default(),
-            readpath: ReadPath::new(mode),
-            push: Arc::default(),
-            splicing: Arc::new(Splicing::new(threads.saturating_add(THREADS_OF_ONE))),
-            complaints: Arc::default(),
-            tolerance,
-            lanes: Arc::new(Lanes::new(threads)),
-        }))
-    }
-
-    /// Who serves the requests.
-    pub fn lanes(&self) -> Arc<Lanes> {
-        self.lanes.clone()
+        Fuse(Arc::new(Served::new(vfs, mode, tolerance, threads)))
     }
 
     /// Serves a request here, or has another thread do it if this is the last that is free.
@@ -129,109 +85,6 @@ impl Fuse {
             }
         });
     }
-
-    /// What gives pages to the kernel before it asks.
-    pub fn push(&self) -> Arc<Push> {
-        self.push.clone()
-    }
-
-    /// What moves pages of blobs into replies.
-    pub fn splicing(&self) -> Arc<Splicing> {
-        self.splicing.clone()
-    }
-
-    /// The files that the kernel reads past us.
-    pub fn passthrough(&self) -> Arc<Passthrough<BackingId>> {
-        self.passthrough.clone()
-    }
-
-    pub(super) fn vfs(&self) -> &Vfs {
-        &self.vfs
-    }
-
-    pub(super) fn owner(&self) -> (u32, u32) {
-        self.owner
-    }
-
-    pub(super) fn file_mode(&self) -> u16 {
-        self.tolerance.mode()
-    }
-
-    /// Asks the kernel for passthrough, if that can come to anything.
-    fn negotiate_passthrough(&self, config: &mut KernelConfig) -> Result<(), &'static str> {
-        if self.readpath.mode() != Mode::Auto {
-            return Err("another way to read was asked for");
-        }
-        if self.tolerance.is_on() {
-            return Err("--tolerate-rw: the kernel would let writes through, too");
-        }
-        if !machine::may_administer() {
-            return Err("this process lacks CAP_SYS_ADMIN");
-        }
-        config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).map_err(|_| "this kernel lacks it (Linux 6.9 has it)")?;
-        // The least depth that serves: with 2, this mount could not lie below an overlay.
-        let depth = if machine::is_stacked(self.vfs.store().root()) { 2 } else { 1 };
-        config.set_max_stack_depth(depth).map_err(|_| "this kernel allows no stacking")?;
-        Ok(())
-    }
-
-    /// Runs one request.
-    fn ask<T>(&self, request: &str, ino: INodeNo, work: impl FnOnce(&Vfs) -> Result<T>) -> Result<T, Errno> {
-        caught(|| work(&self.vfs)).map_err(|error| {
-            self.complaints.log(request, ino.0, &error);
-            errno(&error)
-        })
-    }
-
-    pub(super) fn file_attr(&self, attr: &Attr) -> FileAttr {
-        let read = attr.access.mode;
-        let (kind, perm) = match attr.kind {
-            Kind::Dir => (FileType::Directory, read | read >> 2),
-            // Who may read may write as far as that is tolerated.
-            Kind::File => (FileType::RegularFile, (read | read >> 1) & self.tolerance.mode()),
-        };
-        let Attr { ino, size, mtime, nlink, access, .. } = *attr;
-        Attributes { ino, size, mtime, kind, perm, nlink, access }.of(self.owner)
-    }
-
-    fn listing(&self, fh: FileHandle) -> Result<Arc<Listing>, Errno> {
-        self.listings.get(&fh.0).map(|listing| Arc::clone(&listing)).ok_or(Errno::EBADF)
-    }
-
-    /// Attributes of a listed name, and for how long they hold.
-    ///
-    /// What cannot be looked up just now is listed with what is known and a lifetime of zero, so that one damaged
-    /// model does not hide the others and whoever touches it is told.
-    fn listed_attr(&self, dir: INodeNo, entry: &Entry) -> (FileAttr, Duration) {
-        let found = match &*entry.name {
-            "." | ".." => self.ask("readdirplus", INodeNo(entry.ino), |vfs| vfs.attr(entry.ino)),
-            name => self.ask("readdirplus", dir, |vfs| vfs.lookup(dir.0, name)),
-        };
-        match found {
-            Ok(attr) => (self.file_attr(&attr), attr_ttl(&attr).min(entry_ttl(&attr))),
-            Err(_) => {
-                let (ino, kind) = (entry.ino, entry.kind);
-                let attr = Attr {
-                    ino,
-                    kind,
-                    size: 0,
-                    nlink: 1,
-                    mtime: SystemTime::UNIX_EPOCH,
-                    access: Access::ALL,
-                    fleeting: true,
-                };
-                (self.file_attr(&attr), Duration::ZERO)
-            }
-        }
-    }
-}
-
-fn attr_ttl(attr: &Attr) -> Duration {
-    if attr.kind == Kind::Dir { SHORT } else { LONG }
-}
-
-fn entry_ttl(attr: &Attr) -> Duration {
-    if attr.fleeting { SHORT } else { LONG }
 }
 
 /// A reader with O_DIRECT may ask for any range here, which the blob's own file system would refuse: its reads come to

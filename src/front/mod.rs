@@ -20,6 +20,7 @@ pub mod splice;
 pub mod tolerate;
 pub mod lanes;
 mod listing;
+mod served;
 pub mod fuse;
 pub mod answers;
 pub mod writes;

@@ -20,7 +20,8 @@ use fuser::{
 };
 
 use super::answers::{answer, aside, attempt, file_attr, file_type, name_text, ttl};
-use super::fuse::{Fuse, GENERATION, LONG};
+use super::fuse::{Fuse, GENERATION};
+use super::served::LONG;
 use crate::error::{Error, Result};
 use crate::ingest::{Form, Ingest, Names, Stat};
 use crate::vfs::{Access, ROOT, Vfs};
