@@ -282,8 +282,13 @@ impl Store {
     }
 
     fn lock_file(&self, name: &str) -> Result<(PathBuf, File)> {
+        use std::os::unix::fs::OpenOptionsExt;
+
         let path = self.own_path(name)?;
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        // Who may read a file may lock it, too: another user could keep this one from ever writing.
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true).mode(0o660).custom_flags(libc::O_NOFOLLOW);
+        let file = options.open(&path);
         let file = file.map_err(|error| self.unwritable(&path, error))?;
         Ok((path, file))
     }

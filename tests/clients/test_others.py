@@ -462,6 +462,19 @@ def test_system_calls_are_filtered_however_it_is_mounted(small, tmp_path, option
             assert fields["Seccomp"].strip() == FILTERED, fields["Name"]
 
 
+def test_nobody_else_can_keep_a_store_from_being_written_to(place, models):
+    """Whoever could open the writers' lock could hold it."""
+    assert ROOT, "this needs a second user"
+    store = Store(place / "store")
+    store.add(models / "inline.mlpackage", name="first")
+    locks = [path for path in (store.path / ".wmount").iterdir() if "lock" in path.name]
+    assert locks
+    for lock in locks:
+        held = as_user(BOB, "flock", "--nonblock", lock, "true")
+        assert held.returncode != 0 and b"Permission denied" in held.stderr, held
+    assert reads(BOB, next((store.path / "blobs").iterdir())), "he could not have come to the lock"
+
+
 def test_who_has_very_many_files_open_takes_nothing_from_others(store, tmp_path):
     """The process may have fewer files open than its readers have; with all its own used up, others would get errors."""
     source = tmp_path / "many"
