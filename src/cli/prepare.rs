@@ -70,7 +70,7 @@ fn report(args: &PrepareArgs, name: &ModelName, variant: &str, tensors: usize, b
         return print_json(&json!({"model": name.to_string(), "variant": variant, "tensors": tensors, "bytes": bytes}));
     }
     let what = match tensors {
-        0 => "nothing had to be found out".into(),
+        0 => "nothing is left to be found out".into(),
         _ => format!("{}, {}", count(tensors as u64, "tensor"), size(bytes)),
     };
     print(&format!("{name}@{variant}: {what}\n"))
