@@ -10,11 +10,11 @@
 use std::fs::{self, File, Metadata, Permissions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, mkdirat, openat, readlinkat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, readlinkat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
 /// A directory of the store, open to look names up in it.
@@ -106,9 +106,11 @@ impl Dir {
 
     /// Opens a regular file below the directory.
     pub fn file(&self, inside: &str) -> io::Result<File> {
-        check_regular(&self.metadata(inside)?)?;
+        let found = type_at(&self.0, Path::new(inside))?;
+        let regular = if found.is_symlink() { self.metadata(inside)?.is_file() } else { found.is_file() };
+        check_regular(regular)?;
         let file = File::from(self.at(inside, READ)?);
-        check_regular(&file.metadata()?)?;
+        check_regular(file.metadata()?.is_file())?;
         Ok(file)
     }
 
@@ -156,17 +158,13 @@ pub(super) fn file(dir: &Path, inside: &str) -> io::Result<File> {
 }
 
 /// Opens a regular file with as few system calls as that takes: where no part of a path is a link, none leads out.
-/// What the look at the type follows, the opening refuses.
 #[cfg(target_os = "linux")]
 fn without_any_link(path: &Path) -> io::Result<File> {
-    use rustix::fs::{FileType, ResolveFlags, openat2, statat};
+    use rustix::fs::{ResolveFlags, openat2};
 
-    let found = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
-    if !FileType::from_raw_mode(found.st_mode).is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    check_regular(type_at(CWD, path)?.is_file())?;
     let file = File::from(openat2(CWD, path, READ, Mode::empty(), ResolveFlags::NO_SYMLINKS)?);
-    check_regular(&file.metadata()?)?;
+    check_regular(file.metadata()?.is_file())?;
     Ok(file)
 }
 
@@ -175,8 +173,13 @@ fn without_any_link(_: &Path) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-fn check_regular(found: &Metadata) -> io::Result<()> {
-    if found.is_file() { Ok(()) } else { Err(io::Error::other("is no regular file")) }
+/// What is at a path, before it is opened. Links in the directories on the way are followed, which the opening refuses.
+fn type_at(dir: impl AsFd, path: &Path) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(statat(dir, path, AtFlags::SYMLINK_NOFOLLOW)?.st_mode))
+}
+
+fn check_regular(regular: bool) -> io::Result<()> {
+    if regular { Ok(()) } else { Err(io::Error::other("is no regular file")) }
 }
 
 /// Whether a link was made by root or by the user of this process.
@@ -242,7 +245,7 @@ mod tests {
         assert!(without_any_link(&dir.join("a")).is_err());
         assert_eq!(text().unwrap(), "first");
         // Opening it would not wait, and let a writer go on.
-        rustix::fs::mknodat(CWD, dir.join("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(CWD, dir.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
         symlink("fifo", dir.join("to-fifo")).unwrap();
         for name in ["fifo", "to-fifo", "."] {
             assert!(file(&dir, name).is_err(), "{name}");
@@ -267,7 +270,7 @@ mod tests {
         }
         assert_eq!(memo.read("a", 5).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         symlink("/dev/zero", own.join("zeros")).unwrap();
-        rustix::fs::mknodat(CWD, own.join("fifo"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(CWD, own.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
         for name in ["zeros", "fifo", "memo", "none"] {
             assert!(dir.read(name, 10).is_err(), "{name}");
         }
