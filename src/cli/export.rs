@@ -33,13 +33,16 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
     if fs::symlink_metadata(&args.dest).is_ok() {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }
-    let mut export = Export { vfs: &vfs, bar: Bar::new("exporting"), links: HashMap::new(), files: 0, bytes: 0 };
+    let (bar, links) = (Bar::new("exporting"), HashMap::new());
+    let mut export = Export { vfs: &vfs, bar, links, has_begun: false, files: 0, bytes: 0 };
     export.bar.begin(export.total(&attr).map_err(|error| vfs.in_words(error))?);
     let outcome = export.branch(&attr, &args.dest);
     export.bar.finish();
     if let Err(error) = outcome {
-        // What is half there would look like a model.
-        let _ = if attr.kind == Kind::Dir { fs::remove_dir_all(&args.dest) } else { fs::remove_file(&args.dest) };
+        // What is half there would look like a model; what another has put there meanwhile is not ours to remove.
+        if export.has_begun {
+            let _ = if attr.kind == Kind::Dir { fs::remove_dir_all(&args.dest) } else { fs::remove_file(&args.dest) };
+        }
         return Err(vfs.in_words(error));
     }
     if args.json {
@@ -53,6 +56,8 @@ struct Export<'a> {
     bar: Bar,
     /// Where inodes with several names were written first.
     links: HashMap<u64, PathBuf>,
+    /// Whether the destination is of our making.
+    has_begun: bool,
     files: u64,
     bytes: u64,
 }
@@ -72,6 +77,7 @@ impl Export<'_> {
             Kind::File => self.file(attr, dest)?,
             Kind::Dir => {
                 fs::create_dir(dest).at(dest)?;
+                self.has_begun = true;
                 for child in self.vfs.entries(attr.ino)?.children.iter() {
                     self.branch(&self.vfs.lookup(attr.ino, &child.name)?, &dest.join(&*child.name))?;
                 }
@@ -87,6 +93,7 @@ impl Export<'_> {
             return fs::hard_link(first, dest).at(dest);
         }
         let mut file = File::create_new(dest).at(dest)?;
+        self.has_begun = true;
         for_each_chunk(self.vfs, attr, |chunk| {
             self.bar.advance(chunk.len() as u64);
             self.bytes += chunk.len() as u64;

@@ -454,12 +454,14 @@ def test_roots_process_keeps_two_capabilities_and_gains_none(hers, place, models
 
 
 @pytest.mark.parametrize("options", [[], ["--ingest"], ["--tolerate-rw"], ["--read", "direct"], ["--verify-on-read"]])
-def test_system_calls_are_filtered_however_it_is_mounted(small, tmp_path, options):
+def test_the_process_is_restricted_however_it_is_mounted(small, tmp_path, options):
     with Mount(small, tmp_path / "mnt", *options) as mount:
         assert (mount / SHARD).read_bytes() and (mount / "amb/tiny-llama/latest@int8.amb").read_bytes()
         for text in threads_of(mount.at):
             fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
             assert fields["Seccomp"].strip() == FILTERED, fields["Name"]
+        status = json.loads((mount / ".wmount/status.json").read_bytes())
+        assert status["filter"] == status["landlock"] == "on"
 
 
 def test_nobody_else_can_keep_a_store_from_being_written_to(place, models):

@@ -207,6 +207,20 @@ def test_the_foreground_ends_cleanly(small, tmp_path, end):
             unmount(mnt, lazy=True)
 
 
+def test_of_two_exports_to_one_place_one_is_refused_and_takes_nothing_away(small, tmp_path):
+    """One finds the place free, and when it comes to make it, the other has."""
+    inside, dest = "safetensors/tiny-llama/latest", tmp_path / "copy"
+    small.run("export", inside, tmp_path / "expected")
+    late = ["strace", "-f", "-qq", "-o", tmp_path / "log", "-e", "trace=/^mkdir", "-e", "inject=/^mkdir:delay_enter=2s"]
+    command = [*late, BINARY, "-s", small.path, "export", inside, dest]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as first:
+        assert eventually(lambda: str(dest) in (tmp_path / "log").read_text() if (tmp_path / "log").exists() else False)
+        small.run("export", inside, dest)
+        words = first.communicate()[1].decode()
+    assert first.returncode == 1 and "exists" in words, words
+    assert Store(dest).listing() == Store(tmp_path / "expected").listing()
+
+
 def test_the_demo_runs_once(tmp_path):
     done = run("demo", "--once", timeout=120)
     assert b"weight.bin" in done.stdout
