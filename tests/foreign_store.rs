@@ -159,6 +159,29 @@ fn gguf_files_stand_where_llama_cpp_and_lm_studio_look_for_them() {
 }
 
 #[test]
+fn gc_beside_a_pull_of_ollama_keeps_the_layers_that_are_there_already() {
+    use std::fs::{File, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, SystemTime};
+
+    let store = Store::of_two();
+    let layer = |content: &[u8], mode, age| {
+        let path = store.path().join("blobs").join(Digest::of(content).file_name());
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        File::open(&path).unwrap().set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+        path
+    };
+    let pulled = layer(b"of a model that is yet to come", 0o644, 60);
+    let (old, ours) = (layer(b"of one that never came", 0o644, 3700), layer(b"written by wmount", 0o444, 0));
+    let report = store.json(&["gc"]);
+    assert_eq!((&report["removed"], &report["young"]), (&2.into(), &1.into()));
+    assert!(pulled.exists() && !old.exists() && !ours.exists());
+    assert!(store.run(&["gc"]).contains("kept 1 blob that ollama wrote"));
+    store.check();
+}
+
+#[test]
 fn importing_into_a_store_of_ollama_and_gc_leave_what_is_its_own() {
     let store = ollamas();
     let before = store.listing();

@@ -26,5 +26,9 @@ pub(super) fn run(args: &GcArgs) -> Result<()> {
     if report.in_use > 0 {
         text += &format!("{} with files open on a mount kept its blobs\n", count(report.in_use, "removed model"));
     }
+    if report.young > 0 {
+        let blobs = count(report.young, "blob");
+        text += &format!("kept {blobs} that ollama wrote within the hour, since it may be about to name their model\n");
+    }
     print(&text)
 }

@@ -2,10 +2,14 @@
 //!
 //! `rm` moves the manifest to `.wmount/removed/`; the blobs stay until `gc`. A mount that has files of the model open
 //! holds a shared lock on the manifest, which the move does not end: `gc` keeps what such a manifest reaches.
+//!
+//! ollama, which may write to the same store without our lock, names each layer of a model when it is there, and the model
+//! when all are. So what it wrote lately is kept as well: for an hour, after which ollama itself removes what is unused.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::stage::sync_dir;
 use super::{Found, Lock, Store, beneath, children};
@@ -25,11 +29,23 @@ pub struct GcReport {
     pub unfinished: u64,
     /// Removed models whose files a mount still has open; their blobs go at a later `gc`.
     pub in_use: u64,
+    /// Blobs that another program wrote within the last hour, and may yet need.
+    pub young: u64,
 }
 
 /// Keeps the blobs of a model from `gc` for as long as it lives.
 #[derive(Debug)]
 pub struct Lease(#[expect(dead_code, reason = "the lock ends when the file closes")] File);
+
+/// Whether another program may have written a blob for a model that is yet to come. Ours can be written by nobody.
+fn is_of_a_pull(blob: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    const YOUNG: Duration = Duration::from_secs(3600);
+    // A time to come is that of another machine's clock, and says nothing.
+    let age = blob.modified().ok().and_then(|time| time.elapsed().ok());
+    blob.is_file() && blob.mode() & 0o222 != 0 && age.is_some_and(|age| age < YOUNG)
+}
 
 impl Store {
     /// A lease on a model, `None` if its manifest is gone or another one by now.
@@ -111,7 +127,12 @@ impl Store {
             let Some(digest) = Digest::from_file_name(&name) else { continue };
             if !reached.contains(&digest) {
                 let path = dir.join(name);
-                report.bytes += fs::symlink_metadata(&path).at(&path)?.len();
+                let found = fs::symlink_metadata(&path).at(&path)?;
+                if is_of_a_pull(&found) {
+                    report.young += 1;
+                    continue;
+                }
+                report.bytes += found.len();
                 fs::remove_file(&path).at(&path)?;
                 report.removed += 1;
             }

@@ -130,7 +130,7 @@ def test_gc_frees_what_only_the_removed_model_had(small, models, tmp_path):
     small.add(models / "inline.mlpackage", name="extra")
     small.add(made.hub_snapshot(models), name="org/copy:v2")
     before = small.blobs()
-    assert small.json("gc") == {"removed": 0, "bytes": 0, "unfinished": 0, "in_use": 0}
+    assert small.json("gc") == {"removed": 0, "bytes": 0, "unfinished": 0, "in_use": 0, "young": 0}
     small.run("rm", "tiny-llama")
     small.run("rm", "mixed")
     assert small.blobs() == before, "rm alone frees nothing"
