@@ -32,8 +32,9 @@ pub const FACT: &str = "passthrough";
 #[derive(Debug)]
 pub struct Passthrough<T> {
     on: AtomicBool,
-    /// Inodes that are passed through at a time.
+    /// How many inodes may be passed through at a time, and how many are.
     most: AtomicUsize,
+    backed: AtomicUsize,
     opened: DashMap<u64, Opened<T>>,
 }
 
@@ -122,7 +123,8 @@ impl<T> Opened<T> {
 
 impl<T> Default for Passthrough<T> {
     fn default() -> Self {
-        Passthrough { on: AtomicBool::new(false), most: AtomicUsize::new(usize::MAX), opened: DashMap::new() }
+        let (most, backed) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
+        Passthrough { on: AtomicBool::new(false), most, backed, opened: DashMap::new() }
     }
 }
 
@@ -169,9 +171,8 @@ impl<T> Passthrough<T> {
             Some(None) => None,
             None => blob().and_then(Blob::of),
         };
-        let is_room = self.opened.len() < self.most.load(Ordering::Relaxed);
         let mut opened = self.opened.entry(ino).or_insert_with(|| {
-            let backed = blob.filter(|_| is_room).and_then(|blob| self.back(vfs, blob, register));
+            let backed = blob.and_then(|blob| self.back(vfs, blob, register));
             Opened { count: 0, backed }
         });
         opened.count += 1;
@@ -179,8 +180,14 @@ impl<T> Passthrough<T> {
     }
 
     fn back(&self, vfs: &Vfs, blob: Blob, register: impl Fn(&File) -> io::Result<T>) -> Option<Backed<T>> {
+        if self.backed.load(Ordering::Relaxed) >= self.most.load(Ordering::Relaxed) {
+            return None;
+        }
         match register(&blob.file) {
-            Ok(backing) => Some(Backed { backing: Arc::new(backing), blob: Arc::new(blob) }),
+            Ok(backing) => {
+                self.backed.fetch_add(1, Ordering::Relaxed);
+                Some(Backed { backing: Arc::new(backing), blob: Arc::new(blob) })
+            }
             Err(error) => {
                 self.refused(vfs, &error);
                 None
@@ -196,7 +203,9 @@ impl<T> Passthrough<T> {
             last = if opened.count == 0 { opened.blob() } else { None };
         }
         let closed = self.opened.remove_if(&ino, |_, opened| opened.count == 0);
-        drop(closed);
+        if closed.is_some_and(|(_, opened)| opened.backed.is_some()) {
+            self.backed.fetch_sub(1, Ordering::Relaxed);
+        }
         last.and_then(|blob| blob.news()).into_iter().for_each(|fault| _ = vfs.damaged(ino, fault));
     }
 
@@ -271,6 +280,23 @@ mod tests {
         passthrough.release(&vfs, 7);
         passthrough.release(&vfs, 7);
         assert!(matches!(open(&passthrough, &vfs, |_| Ok("a")), Opening::Backed(_)));
+    }
+
+    #[test]
+    fn beyond_so_many_files_are_served_until_others_are_closed() {
+        let (_place, vfs) = empty();
+        let passthrough = Passthrough::default();
+        passthrough.begin(&vfs, Ok(()));
+        passthrough.most.store(2, Ordering::Relaxed);
+        let open = |ino| passthrough.count(&vfs, ino, || tempfile::tempfile().ok().map(Arc::new), |_| Ok("a")).unwrap();
+        let is_backed = |ino| matches!(open(ino), Opening::Backed(_));
+        assert_eq!([1, 2, 3, 1].map(is_backed), [true, true, false, true]);
+        passthrough.release(&vfs, 3);
+        passthrough.release(&vfs, 1);
+        assert!(!is_backed(3));
+        passthrough.release(&vfs, 3);
+        passthrough.release(&vfs, 1);
+        assert!(is_backed(3));
     }
 
     #[test]
