@@ -2,7 +2,8 @@
 //!
 //! What belongs to the user who mounts is shown to all, as asked. What belongs to others is shown to those who could read
 //! it in the store: by the modes of blobs and manifest, and of the directories that lead to them. Lists of access
-//! rights (ACLs) beyond modes are not looked at.
+//! rights (ACLs) beyond modes are not looked at. A blob
+//! that is not there, as on a disk that is yet to be mounted, may turn out to be the owner's alone, and counts as that.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -75,7 +76,9 @@ impl Store {
         }
         // Of a manifest that cannot be read no file is shown.
         let Ok(read) = self.manifest(found) else { return access };
-        let blobs = read.blobs().filter_map(|layer| Rights::at(&self.blob_path(&layer.digest)));
+        let owner = Rights::at(&self.root).unwrap_or(Rights { uid: mine, gid: mine, mode: 0 });
+        let absent = Rights { mode: 0o400, ..owner };
+        let blobs = read.blobs().map(|layer| Rights::at(&self.blob_path(&layer.digest)).unwrap_or(absent));
         let foreign: Vec<Rights> = blobs.filter(|it| it.uid != mine).collect();
         if !foreign.is_empty() {
             let dirs = above(&self.root.join("blobs"));

@@ -101,6 +101,18 @@ def test_root_shows_nobody_what_he_could_not_read_before(hers, place):
     run("umount", place / "mnt")
 
 
+def test_a_blob_that_is_not_there_at_first_may_turn_out_to_be_private(hers, place):
+    absent = sorted(blobs_of(hers, "tiny-llama") - blobs_of(hers, "mixed"))[0]
+    absent.rename(place / "aside")
+    run("--allow-other", hers, place / "mnt")
+    assert not reads(BOB, place / "mnt" / SHARD)
+    (place / "aside").chmod(0o600)
+    (place / "aside").rename(absent)
+    assert eventually(lambda: as_user(ALICE, "cat", place / "mnt" / SHARD).returncode == 0)
+    assert not reads(BOB, place / "mnt" / SHARD) and reads(BOB, place / "mnt" / MIXED)
+    run("umount", place / "mnt")
+
+
 @pytest.mark.parametrize("closed", ["store", "store/blobs"])
 def test_a_directory_that_others_may_not_enter_counts(hers, place, closed):
     os.chmod(place / closed, 0o700)
