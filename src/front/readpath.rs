@@ -13,17 +13,17 @@
 //!
 //! | reader | page cache | past it |
 //! |---|---|---|
-//! | 32 KiB in order | 3.3, 6.1 | 1.0, 1.0 |
-//! | 128 KiB in order | 3.4, 6.8 | 2.8, 3.1 |
-//! | 1 MiB in order | 3.3, 7.2 | 4.6, 4.7 |
-//! | 4 threads of 32 MiB preads (mlx) | 2.1, 3.4 | 3.4, 3.2 |
+//! | 32 KiB in order | 2.0, 4.0 | 1.3, 1.2 |
+//! | 128 KiB in order | 3.0, 4.5 | 3.4, 3.5 |
+//! | 1 MiB in order | 2.3, 4.5 | 5.8, 5.0 |
+//! | 4 threads of 32 MiB preads (mlx) | 3.3, 7.6 | 6.8, 6.7 |
 //!
-//! Past the page cache the first large reads are up to half as fast again, and all others slower, raw reads of 4 KiB
-//! ten times; a map of a file that is open so drops the pages that others have of it (`invalidate_inode_pages2`), so
-//! that nine processes with one `weight.bin` would take each other's pages away. So files go through the page cache,
-//! and `--read direct` is for who loads large files once: it also spares the second copy of every byte in memory. To
-//! begin direct and to change over when a file is mapped or read in small pieces was tried: it lost on the second read
-//! what it won on the first.
+//! Past the page cache the first large reads are twice as fast, and small ones slower, raw reads of 4 KiB ten times; a map
+//! of a file that is open so drops the pages that others have of it (`invalidate_inode_pages2`), so that nine processes
+//! with one `weight.bin` would take each other's pages away. So files go through the page cache, and `--read direct` is for
+//! who loads large files once, or files that are larger than memory: it also spares the second copy of every byte. How a
+//! file will be read is not known when it is opened. To begin direct and to change over at the next open, once a file was
+//! mapped or read in small pieces, was tried: whoever reads in small pieces then reads the whole file slowly, the first time.
 //!
 //! Kept besides:
 //!
@@ -41,6 +41,9 @@
 //!   more processor time, and nothing won from a cold disk;
 //! - requests of more than 1 MiB (`fs.fuse.max_pages_limit` of 1024): large reads the same, mapped ones a third slower;
 //! - a file descriptor of its own for each serving thread (`clone_fd`): no difference, two cores have no queue to share;
+//! - blobs read past their own page cache, which spares the second copy in memory: by `RWF_DONTCACHE` a cold read took half
+//!   as much processor time again (0.85 s for 0.55 s a GB) and was slower; by `O_DIRECT` it took as much and was as fast, but
+//!   what the page cache had already came from the disk all the same, and the next layout of the model again;
 //! - the blob mapped, and the reply written from there, which spares the same copy as moving its pages does
 //!   ([`super::splice`]) and takes a little longer. The mapped pages count as the daemon's memory, and letting go of them
 //!   after each reply takes as long as the copy.
