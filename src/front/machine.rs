@@ -2,11 +2,11 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::checks::{DEVICE, FUSE_CONF, allows_other};
-use super::{mounts, sys, unmount};
+use super::mounts::{self, Mounted};
+use super::{sys, unmount};
 
 /// The number of CAP_SYS_ADMIN in a set of capabilities.
 const CAP_SYS_ADMIN: u32 = 21;
@@ -51,7 +51,7 @@ pub struct MountFacts {
 
 /// Looks at this machine.
 pub fn look() -> Machine {
-    let ours = mounts::all().unwrap_or_default().into_iter().filter(mounts::Mounted::is_wmount);
+    let ours = mounts::all().unwrap_or_default().into_iter().filter(Mounted::is_wmount);
     Machine {
         kernel: version(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()),
         root: sys::is_root(),
@@ -60,26 +60,19 @@ pub fn look() -> Machine {
         helper: unmount::helper().is_some(),
         allow_other: allows_other(&fs::read_to_string(FUSE_CONF).unwrap_or_default()),
         max_pages: number(Path::new("/proc/sys/fs/fuse/max_pages_limit")),
-        mounts: ours.filter_map(|mount| facts(&mount.mountpoint)).collect(),
+        mounts: ours.map(|mount| facts(&mount)).collect(),
     }
 }
 
-fn facts(mountpoint: &Path) -> Option<MountFacts> {
-    let read_ahead_file = read_ahead_file(mountpoint).ok()?;
+fn facts(mount: &Mounted) -> MountFacts {
+    let (mountpoint, read_ahead_file) = (mount.mountpoint.clone(), mount.read_ahead_file());
     let status = fs::read(mountpoint.join(".wmount/status.json")).unwrap_or_default();
     let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
     let fact = |key: &str| status.get(key).and_then(|fact| fact.as_str()).map(str::to_owned);
     let passthrough = fact(super::passthrough::FACT);
     let (filter, fence) = (fact(super::filter::FACT), fact(super::fence::FACT));
     let read_ahead = number(&read_ahead_file);
-    Some(MountFacts { mountpoint: mountpoint.to_owned(), read_ahead_file, read_ahead, passthrough, filter, fence })
-}
-
-/// Where the kernel keeps how far it reads ahead in files of the mount at `mountpoint`.
-pub fn read_ahead_file(mountpoint: &Path) -> io::Result<PathBuf> {
-    let device = fs::metadata(mountpoint)?.dev();
-    let (major, minor) = (rustix::fs::major(device as _), rustix::fs::minor(device as _));
-    Ok(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb").into())
+    MountFacts { mountpoint, read_ahead_file, read_ahead, passthrough, filter, fence }
 }
 
 /// The number that a file of /proc or /sys holds.

@@ -11,6 +11,8 @@ pub const KIND: &str = "fuse.wmount";
 pub struct Mounted {
     /// The kernel's number of the mount: unique among the mounts that exist at a time.
     pub id: u64,
+    /// The kernel's number of the device, `major:minor`.
+    pub device: String,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// Type of the file system.
@@ -25,6 +27,11 @@ impl Mounted {
     /// Whether it is one of ours.
     pub fn is_wmount(&self) -> bool {
         self.kind == KIND
+    }
+
+    /// Where the kernel keeps how far it reads ahead in the files of the mount.
+    pub fn read_ahead_file(&self) -> PathBuf {
+        format!("/sys/class/bdi/{}/read_ahead_kb", self.device).into()
     }
 
     /// Whether the process that served it is gone.
@@ -70,13 +77,14 @@ pub fn canonical(path: &Path) -> io::Result<PathBuf> {
 fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let mountpoint = path_of(fields.nth(3)?);
+    let device = String::from_utf8_lossy(fields.nth(1)?).into_owned();
+    let mountpoint = path_of(fields.nth(1)?);
     let mut fields = fields.skip_while(|&field| field != b"-").skip(1);
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = path_of(fields.next()?);
     let mut options = fields.next().unwrap_or_default().split(|&byte| byte == b',');
     let user = options.find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok());
-    Some(Mounted { id, mountpoint, kind, source, user })
+    Some(Mounted { id, device, mountpoint, kind, source, user })
 }
 
 /// Undoes the kernel's `\040` for space, and the like.
@@ -114,6 +122,7 @@ mod tests {
         assert_eq!(mount.mountpoint, Path::new("/mnt/my models\\"));
         assert_eq!(mount.source, Path::new("/srv/a\tb"));
         assert!(mount.is_wmount());
+        assert_eq!(mount.read_ahead_file(), Path::new("/sys/class/bdi/0:51/read_ahead_kb"));
         assert_eq!(mount.user, Some(0));
     }
 

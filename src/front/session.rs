@@ -22,7 +22,7 @@ use super::splice::Splicing;
 use super::tolerate::Tolerance;
 use super::watch::Watch;
 use super::writes::Writes;
-use super::{checks, fence, filter, machine, privileges, readpath, sys, unmount};
+use super::{checks, fence, filter, privileges, readpath, sys, unmount};
 use crate::error::{AtPath, Error, Result};
 use crate::ingest::Ingest;
 use crate::vfs::Vfs;
@@ -85,14 +85,15 @@ impl Session {
         } else {
             serve(fuse, &vfs, options, &mountpoint, &config, &tolerance, &splicing)?
         };
-        let setting = machine::read_ahead_file(&mountpoint).unwrap_or_default();
+        let place = Place::of(mountpoint, deputy)?;
+        // A look at the mountpoint itself would keep it in use for a moment.
+        let setting = place.mount.as_ref().map(Mounted::read_ahead_file).unwrap_or_default();
         // Pages that are mapped writable are the tolerance's, and reads past the page cache leave it as it is.
         let (shown, file) = (Arc::clone(&vfs), setting.clone());
-        let read_ahead = deputy.run(move || readpath::read_ahead(&shown, &file)).at(&mountpoint)?;
+        let read_ahead = place.deputy.run(move || readpath::read_ahead(&shown, &file)).at(&place.mountpoint)?;
         if !read_ahead && !options.tolerate_rw && options.read != Mode::Direct {
-            push.begin(Arc::clone(&vfs), notifier.clone()).at(&mountpoint)?;
+            push.begin(Arc::clone(&vfs), notifier.clone()).at(&place.mountpoint)?;
         }
-        let place = Place::of(mountpoint, deputy)?;
         let lookout = Lookout::start(Arc::clone(&vfs), passthrough, lanes, setting)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
         Ok(Session {
