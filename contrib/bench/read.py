@@ -273,7 +273,7 @@ def summary(samples: list[dict], peers: list[str]) -> list[dict]:
 def markdown(rows: list[dict], peers: list[str]) -> str:
     text = ""
     for file in dict.fromkeys(row["file"] for row in rows):
-        text += f"### {WHAT[file].capitalize()}\n\n"
+        text += f"### {WHAT[file][0].upper()}{WHAT[file][1:]}\n\n"
         text += "GB/s, and in brackets the ratio to the plain file; then CPU seconds for each GB.\n\n"
         text += "| reader | state | " + " | ".join(peers) + " |\n|---|---|" + "---|" * len(peers) + "\n"
         for row in (row for row in rows if row["file"] == file):
