@@ -68,7 +68,6 @@ impl Session {
         let store = options.store.canonicalize().at(&options.store)?;
         // Caught from before the mount on, so that no signal leaves a mount without its server.
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;
-        let config = config(options, &store);
         if options.allow_other {
             vfs.guard(sys::owner().0);
         }
@@ -76,6 +75,7 @@ impl Session {
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance), at_work(options));
         let lanes = fuse.lanes();
         let (passthrough, push, splicing) = (fuse.passthrough(), fuse.push(), fuse.splicing());
+        let config = config(options, &store, &splicing);
         let deputy = Deputy::start().at(&mountpoint)?;
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
@@ -262,7 +262,7 @@ fn serve<F: Filesystem + Send + Sync + 'static>(
     Ok((serving, notifier))
 }
 
-fn config(options: &MountOptions, store: &Path) -> Config {
+fn config(options: &MountOptions, store: &Path, splicing: &Splicing) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(source(store)),
@@ -274,6 +274,8 @@ fn config(options: &MountOptions, store: &Path) -> Config {
         MountOption::NoExec,
         MountOption::DefaultPermissions,
     ];
+    let longest = splicing.longest_request().map(|bytes| MountOption::CUSTOM(format!("max_read={bytes}")));
+    config.mount_options.extend(longest);
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     if cfg!(target_os = "linux") {
         // One stays free when all others are at work.
