@@ -98,6 +98,22 @@ pub enum ExtentBytes<'a> {
     },
 }
 
+impl Extent<'_> {
+    /// What of it is in a range of the virtual file, if anything is.
+    fn cut(self, range: &Range<u64>) -> Option<Self> {
+        let (start, end) = (range.start.max(self.start), range.end.min(self.start + self.len));
+        let len = end.checked_sub(start).filter(|len| *len > 0)?;
+        let before = start - self.start;
+        let bytes = match self.bytes {
+            ExtentBytes::Inline(bytes) => ExtentBytes::Inline(&bytes[before as usize..][..len as usize]),
+            ExtentBytes::Blob { digest, offset } => ExtentBytes::Blob { digest, offset: offset + before },
+            ExtentBytes::Zeros => ExtentBytes::Zeros,
+            ExtentBytes::Computed { computed, skip } => ExtentBytes::Computed { computed, skip: skip + before },
+        };
+        Some(Extent { start, len, bytes })
+    }
+}
+
 /// The extents that make up one virtual file.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ExtentMap {
@@ -190,19 +206,12 @@ impl ExtentMap {
 
     /// Appends a range of another map; what of it lies after that map's end is left out.
     pub fn push_range(&mut self, other: &ExtentMap, range: Range<u64>) {
-        let first = other.starts.partition_point(|&start| start <= range.start).saturating_sub(1);
-        for index in first..other.starts.len() {
-            let extent = other.extent(index);
-            let (from, to) = (range.start.max(extent.start), range.end.min(extent.start + extent.len));
-            if from >= to {
-                break;
-            }
-            let (skip, len) = (from - extent.start, to - from);
+        for extent in other.extents_in(range) {
             match extent.bytes {
-                ExtentBytes::Inline(bytes) => self.push_inline(&bytes[skip as usize..(skip + len) as usize]),
-                ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset + skip), len),
-                ExtentBytes::Zeros => self.push_zeros(len),
-                ExtentBytes::Computed { computed, skip: before } => self.push_output(*computed, before + skip, len),
+                ExtentBytes::Inline(bytes) => self.push_inline(bytes),
+                ExtentBytes::Blob { digest, offset } => self.push(Source::Blob(digest, offset), extent.len),
+                ExtentBytes::Zeros => self.push_zeros(extent.len),
+                ExtentBytes::Computed { computed, skip } => self.push_output(*computed, skip, extent.len),
             }
         }
     }
@@ -261,10 +270,19 @@ impl ExtentMap {
         })
     }
 
-    fn sources_in(&self, range: Range<u64>) -> &[Source] {
+    /// The extents that a range touches; an empty range touches the one that it begins in.
+    fn indices_in(&self, range: &Range<u64>) -> Range<usize> {
         let first = self.starts.partition_point(|&start| start <= range.start).saturating_sub(1);
-        let end = self.starts.partition_point(|&start| start < range.end).max(first);
-        &self.sources[first..end]
+        first..self.starts.partition_point(|&start| start < range.end).max(first)
+    }
+
+    fn sources_in(&self, range: Range<u64>) -> &[Source] {
+        &self.sources[self.indices_in(&range)]
+    }
+
+    /// The extents of a range, the first and the last of them cut to it; what of it lies after the end is left out.
+    fn extents_in(&self, range: Range<u64>) -> impl Iterator<Item = Extent<'_>> {
+        self.indices_in(&range).filter_map(move |index| self.extent(index).cut(&range))
     }
 
     fn digest_of(&self, source: Source) -> Option<Digest> {
@@ -291,24 +309,17 @@ impl ExtentMap {
     /// Reads from `offset` on into `buf` and returns how many bytes there were: fewer than asked only at the end.
     pub fn read(&self, blobs: &dyn Blobs, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let wanted = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(buf.len());
-        let buf = &mut buf[..wanted];
-        let mut index = self.starts.partition_point(|&start| start <= offset).saturating_sub(1);
-        let mut filled = 0;
-        while filled < wanted {
-            let extent = self.extent(index);
-            let skip = offset + filled as u64 - extent.start;
-            let len = usize::try_from(extent.len - skip).unwrap_or(usize::MAX).min(wanted - filled);
-            let part = &mut buf[filled..filled + len];
+        let mut rest = &mut buf[..wanted];
+        for extent in self.extents_in(offset..offset.saturating_add(wanted as u64)) {
+            let part = rest.split_off_mut(..extent.len as usize).unwrap_or_default();
             match extent.bytes {
-                ExtentBytes::Inline(bytes) => part.copy_from_slice(&bytes[skip as usize..skip as usize + len]),
-                ExtentBytes::Blob { digest, offset } => blobs.read_exact(&digest, offset + skip, part)?,
+                ExtentBytes::Inline(bytes) => part.copy_from_slice(bytes),
+                ExtentBytes::Blob { digest, offset } => blobs.read_exact(&digest, offset, part)?,
                 ExtentBytes::Zeros => part.fill(0),
-                ExtentBytes::Computed { computed, skip: before } => {
-                    computed.transform.read(&BlobInput { blobs, computed }, before + skip, part)?;
+                ExtentBytes::Computed { computed, skip } => {
+                    computed.transform.read(&BlobInput { blobs, computed }, skip, part)?;
                 }
             }
-            filled += len;
-            index += 1;
         }
         Ok(wanted)
     }

@@ -27,25 +27,20 @@ impl ExtentMap {
     /// What must be computed is not sent, nor what is empty.
     pub fn send(&self, blobs: &dyn Blobs, offset: u64, len: usize, sink: &mut dyn Sink) -> Option<usize> {
         let len = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX).min(len);
-        let end = offset.checked_add(len as u64)?;
-        let sources = self.sources_in(offset..end);
+        let range = offset..offset.checked_add(len as u64)?;
+        let sources = self.sources_in(range.clone());
         if len == 0 || sources.iter().any(|source| matches!(source, Source::Computed(..))) {
             return None;
         }
         sink.begin(len, sources.len())?;
-        let first = self.starts.partition_point(|&start| start <= offset).saturating_sub(1);
-        for index in first..first + sources.len() {
-            let extent = self.extent(index);
-            let skip = offset.saturating_sub(extent.start);
+        for extent in self.extents_in(range) {
             // No more than the whole range.
-            let part = (end.min(extent.start + extent.len) - extent.start - skip) as usize;
+            let len = extent.len as usize;
             match extent.bytes {
-                ExtentBytes::Inline(bytes) => sink.bytes(&bytes[skip as usize..][..part])?,
-                ExtentBytes::Blob { digest, offset } => blobs.send(&digest, offset + skip, part, sink)?,
+                ExtentBytes::Inline(bytes) => sink.bytes(bytes)?,
+                ExtentBytes::Blob { digest, offset } => blobs.send(&digest, offset, len, sink)?,
                 ExtentBytes::Zeros => {
-                    (0..part)
-                        .step_by(ZEROS.len())
-                        .try_for_each(|at| sink.bytes(&ZEROS[..ZEROS.len().min(part - at)]))?;
+                    (0..len).step_by(ZEROS.len()).try_for_each(|at| sink.bytes(&ZEROS[..ZEROS.len().min(len - at)]))?;
                 }
                 ExtentBytes::Computed { .. } => return None,
             }
