@@ -92,9 +92,10 @@ impl Splicing {
     ) -> Option<ReplyData> {
         let Some(device) = self.device.get().filter(|_| size >= LEAST) else { return Some(reply) };
         let Some(mut pipe) = self.pipes.pop() else { return Some(reply) };
-        let sent =
-            send(&mut Answer { pipe: &mut pipe, request }).is_some_and(|len| pipe.empty_into(device, HEADER + len));
-        let is_empty = sent || pipe.drain().is_ok();
+        let mut answer = Answer { pipe: &mut pipe, request, has_begun: false };
+        let (len, has_begun) = (send(&mut answer), answer.has_begun);
+        let sent = len.is_some_and(|len| pipe.empty_into(device, HEADER + len));
+        let is_empty = sent || !has_begun || pipe.drain().is_ok();
         if is_empty {
             let _ = self.pipes.push(pipe);
         }
@@ -142,6 +143,8 @@ impl Pipe {
 struct Answer<'a> {
     pipe: &'a mut Pipe,
     request: RequestId,
+    /// Whether there may be something in the pipe.
+    has_begun: bool,
 }
 
 impl Sink for Answer<'_> {
@@ -154,6 +157,7 @@ impl Sink for Answer<'_> {
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&u32::try_from(HEADER + len).ok()?.to_ne_bytes());
         header[8..].copy_from_slice(&self.request.0.to_ne_bytes());
+        self.has_begun = true;
         self.bytes(&header)
     }
 
@@ -177,7 +181,7 @@ mod tests {
     use super::*;
 
     fn answer(pipe: &mut Pipe) -> Answer<'_> {
-        Answer { pipe, request: RequestId(7) }
+        Answer { pipe, request: RequestId(7), has_begun: false }
     }
 
     #[test]
