@@ -30,7 +30,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// What all threads that serve have in common.
 pub struct Served {
     pub(super) vfs: Arc<Vfs>,
-    owner: (u32, u32),
+    pub(super) owner: (u32, u32),
     /// The listing of each open directory as it was when it was opened: the pages of one reading then agree.
     pub(super) listings: DashMap<u64, Arc<Listing>>,
     pub(super) next_listing: AtomicU64,
@@ -59,41 +59,6 @@ impl Served {
             tolerance,
             lanes: Arc::new(Lanes::new(threads)),
         }
-    }
-
-    /// Who serves the requests.
-    pub fn lanes(&self) -> Arc<Lanes> {
-        self.lanes.clone()
-    }
-
-    /// What gives pages to the kernel before it asks.
-    pub fn push(&self) -> Arc<Push> {
-        self.push.clone()
-    }
-
-    /// What moves pages of blobs into replies.
-    pub fn splicing(&self) -> Arc<Splicing> {
-        self.splicing.clone()
-    }
-
-    /// The files that the kernel reads past us.
-    pub fn passthrough(&self) -> Arc<Passthrough<BackingId>> {
-        self.passthrough.clone()
-    }
-
-    /// What is served.
-    pub(super) fn vfs(&self) -> &Vfs {
-        &self.vfs
-    }
-
-    /// Whose the files are.
-    pub(super) fn owner(&self) -> (u32, u32) {
-        self.owner
-    }
-
-    /// The most that a file's mode can be.
-    pub(super) fn file_mode(&self) -> u16 {
-        self.tolerance.mode()
     }
 
     /// Asks the kernel for passthrough, if that can come to anything.

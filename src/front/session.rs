@@ -18,11 +18,13 @@ use super::lookout::Lookout;
 use super::mounts::{self, Mounted};
 use super::push::Push;
 use super::readpath::Mode;
+use super::served::Served;
 use super::splice::Splicing;
 use super::tolerate::Tolerance;
 use super::watch::Watch;
 use super::writes::Writes;
 use super::{checks, fence, filter, privileges, readpath, sys, unmount};
+use crate::cores::cores;
 use crate::error::{AtPath, Error, Result};
 use crate::ingest::Ingest;
 use crate::vfs::Vfs;
@@ -72,18 +74,17 @@ impl Session {
             vfs.guard(sys::owner().0);
         }
         let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
-        let fuse = Fuse::new(Arc::clone(&vfs), options.read, Arc::clone(&tolerance), at_work(options));
-        let lanes = fuse.lanes();
-        let (passthrough, push, splicing) = (fuse.passthrough(), fuse.push(), fuse.splicing());
-        let config = config(options, &store, &splicing);
+        let fuse = Fuse::new(Arc::clone(&vfs), options.read, tolerance, at_work(options));
+        let push = Arc::clone(&fuse.push);
+        let config = config(options, &store, &fuse.splicing);
         let deputy = Deputy::start().at(&mountpoint)?;
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
             privileges::give_up().at(&mountpoint)?;
             let ingest = Arc::new(Ingest::new(Arc::clone(&vfs))?);
-            serve(Writes::new(fuse, ingest), &vfs, options, &mountpoint, &config, &tolerance, &splicing)?
+            serve(Writes::new(fuse.clone(), ingest), &fuse, options, &mountpoint, &config)?
         } else {
-            serve(fuse, &vfs, options, &mountpoint, &config, &tolerance, &splicing)?
+            serve(fuse.clone(), &fuse, options, &mountpoint, &config)?
         };
         let place = Place::of(mountpoint, deputy)?;
         // A look at the mountpoint itself would keep it in use for a moment.
@@ -94,7 +95,8 @@ impl Session {
         if !read_ahead && !options.tolerate_rw && options.read != Mode::Direct {
             push.begin(Arc::clone(&vfs), notifier.clone()).at(&place.mountpoint)?;
         }
-        let lookout = Lookout::start(Arc::clone(&vfs), passthrough, lanes, setting)?;
+        let lookout =
+            Lookout::start(Arc::clone(&vfs), Arc::clone(&fuse.passthrough), Arc::clone(&fuse.lanes), setting)?;
         tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
         Ok(Session {
             place,
@@ -240,21 +242,20 @@ fn obey(mut signals: Signals, place: &Place) {
 /// fuser unmounts by path when it ends, whatever is mounted there by then: after a lazy unmount that can be the next
 /// server's mount. [`Place`] knows its own.
 fn serve<F: Filesystem + Send + Sync + 'static>(
-    fuse: F,
-    vfs: &Vfs,
+    filesystem: F,
+    served: &Served,
     options: &MountOptions,
     mountpoint: &Path,
     config: &Config,
-    tolerance: &Tolerance,
-    splicing: &Splicing,
 ) -> Result<(Serving, Notifier)> {
-    let session = fuser::Session::new(fuse, mountpoint, config).map_err(|error| refused(mountpoint, &error))?;
+    let session = fuser::Session::new(filesystem, mountpoint, config).map_err(|error| refused(mountpoint, &error))?;
     privileges::give_up().at(mountpoint)?;
+    let vfs = &served.vfs;
     vfs.describe(fence::FACT, fence::begin(vfs.store().root(), options.ingest).into());
     vfs.describe(filter::FACT, filter::begin().into());
-    splicing.begin(session.as_fd().try_clone_to_owned().at(mountpoint)?);
+    served.splicing.begin(session.as_fd().try_clone_to_owned().at(mountpoint)?);
     let notifier = session.notifier();
-    tolerance.begin(notifier.clone()).at(mountpoint)?;
+    served.tolerance.begin(notifier.clone()).at(mountpoint)?;
     let nobody = thread::Builder::new().spawn(|| Ok(())).at(mountpoint)?;
     let mut background: BackgroundSession = session.spawn().at(mountpoint)?;
     let serving = std::mem::replace(&mut background.guard, nobody);
@@ -291,8 +292,7 @@ fn at_work(options: &MountOptions) -> usize {
         return usize::MAX;
     }
     // More than cores, if those are few: a thread that waits for the disk serves nobody else.
-    let cores = || thread::available_parallelism().map_or(4, usize::from).max(4);
-    options.threads.unwrap_or_else(cores).max(1)
+    options.threads.unwrap_or_else(|| cores().max(4)).max(1)
 }
 
 /// The store as a mount option; the helper takes options apart at commas.

@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use crate::cores::cores;
+
 /// Whether this process may mount and unmount without a helper program.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -21,10 +24,9 @@ pub fn owner() -> (u32, u32) {
 pub fn return_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // SAFETY: both calls set a number in the allocator. If one is refused, all is as without it.
         unsafe {
-            libc::mallopt(libc::M_ARENA_MAX, i32::try_from(cores).unwrap_or(i32::MAX));
+            libc::mallopt(libc::M_ARENA_MAX, i32::try_from(cores()).unwrap_or(i32::MAX));
             libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
         }
     }

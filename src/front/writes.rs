@@ -44,11 +44,11 @@ impl Writes {
     }
 
     fn vfs(&self) -> &Vfs {
-        self.fuse.vfs()
+        &self.fuse.vfs
     }
 
     fn file_attr(&self, stat: &Stat) -> FileAttr {
-        file_attr(stat, self.fuse.owner(), self.fuse.file_mode())
+        file_attr(stat, self.fuse.owner, self.fuse.tolerance.mode())
     }
 
     /// The path of a directory that can be written to; elsewhere nothing can.

@@ -2,8 +2,8 @@
 //!
 //! What belongs to the user who mounts is shown to all, as asked. What belongs to others is shown to those who could read
 //! it in the store: by the modes of blobs and manifest, and of the directories that lead to them. Lists of access
-//! rights (ACLs) beyond modes are not looked at. A blob
-//! that is not there, as on a disk that is yet to be mounted, may turn out to be the owner's alone, and counts as that.
+//! rights (ACLs) beyond modes are not looked at. A blob that is not there, as on a disk that is yet to be mounted, may
+//! turn out to be the owner's alone, and counts as that.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;

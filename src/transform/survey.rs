@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Input;
 use super::granules::with_scratch;
+use crate::cores::cores;
 use crate::error::Result;
 
 /// Input bytes that a core reads at a time, which its second cache holds.
@@ -32,8 +33,7 @@ pub(super) fn for_each_part<T: Send>(
             Ok(())
         })
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = input.len().div_ceil(PART as u64).min(cores as u64);
+    let threads = input.len().div_ceil(PART as u64).min(cores() as u64);
     std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
         let own = worker();

@@ -27,23 +27,22 @@ pub(super) fn section(model: &Model, files: Files<'_>, config: Option<&Object>) 
         bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
         bytes
     };
-    let whole_file = |kind: u8, path: &str| {
-        model.file(path).map(|file| {
-            let mut map = ExtentMap::from_bytes(start(kind));
-            map.append(&ExtentMap::from_blob(file.blob, file.len));
-            map
-        })
+    let content = |path: &str| model.file(path).map(|file| ExtentMap::from_blob(file.blob, file.len));
+    let after = |kind: u8, content: &ExtentMap| {
+        let mut map = ExtentMap::from_bytes(start(kind));
+        map.append(content);
+        map
     };
-    if let Some(file) = model.file("tokenizer.model")
-        && files.part(&ExtentMap::from_blob(file.blob, file.len), 0..file.len.min(1))? == SENTENCE_PIECE
+    if let Some(content) = content("tokenizer.model")
+        && files.part(&content, 0..content.size().min(1))? == SENTENCE_PIECE
     {
-        return Ok(whole_file(1, "tokenizer.model").unwrap_or_default());
+        return Ok(after(1, &content));
     }
     let parsed = tokenizer.as_ref().and_then(vocabulary);
     if let Some((kind, vocabulary)) = parsed {
         return Ok(ExtentMap::from_bytes([start(kind), vocabulary].concat()));
     }
-    Ok(whole_file(3, "tokenizer.json").unwrap_or_default())
+    Ok(content("tokenizer.json").map(|content| after(3, &content)).unwrap_or_default())
 }
 
 /// Type and vocabulary of a tokenizer.json, if it is BPE or WordPiece and fits the section's fields.
