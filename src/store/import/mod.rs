@@ -10,12 +10,14 @@ mod copy;
 mod coreml;
 mod gds;
 mod gguf;
+mod hub;
 mod piece;
 mod pieces;
 mod plan;
 mod salvage;
 mod scan;
 mod told;
+mod whole;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -96,7 +98,9 @@ pub struct ImportReport {
 /// store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
     let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths) };
+    let paths = &paths.iter().map(|path| hub::snapshot(path)).collect::<Result<Vec<_>>>()?;
     let plans = plan::plan_paths(paths, &bounds, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
+    whole::check(&plans)?;
     let name = match &options.name {
         Some(name) => name.clone(),
         None => name_from(paths)?,
@@ -107,7 +111,6 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
             "{weights} of the paths hold weights: a model has one set of weights, import the others by other names"
         )));
     }
-    told::check_one_model(&plans)?;
     let store = Store::create(root)?;
     let lock = store.lock()?;
     let existing = match (store.find_one(&name), options.replace) {
@@ -145,9 +148,7 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
         return Err(Error::Invalid("several paths make one model: say its name with -n".into()));
     };
     let whole = path.canonicalize().at(path)?;
-    // A hub cache has models--<owner>--<name>/snapshots/<revision>.
-    let repository = whole.components().rev().find_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"));
-    let name = match repository.and_then(|repository| repository.rsplit("--").next()) {
+    let name = match hub::model_of(&whole) {
         Some(name) => name.to_owned(),
         None => match (scan::name_of(path)?, whole.parent().map(scan::name_of)) {
             // Exporters give every export this name, in the directory of its model.

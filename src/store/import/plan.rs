@@ -14,9 +14,14 @@ use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
 
+/// Says in which shard each tensor of a model is.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
 /// One source to import.
 #[derive(Debug)]
 pub(super) struct SourcePlan {
+    /// Where it is.
+    pub place: PathBuf,
     /// Its name: the last component of the path.
     pub name: String,
     pub kind: SourceKind,
@@ -78,13 +83,24 @@ fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan>
         let (kind, piece) = gguf::plan(file)?;
         (kind, vec![vec![piece]])
     } else {
-        return Err(Error::Invalid(format!(
-            "{}: is nothing that can be imported: no .mlpackage, .mlmodel or .mlmodelc, no .amb or .gguf file, \
-             and no .safetensors file or gds_export manifest in it",
-            path.display()
-        )));
+        return Err(no_source(path, &scan));
     };
-    Ok(SourcePlan { name, kind, scan, pieces })
+    Ok(SourcePlan { place: path.to_owned(), name, kind, scan, pieces })
+}
+
+/// The error of a path that is nothing to import: what lies in it may be.
+fn no_source(path: &Path, scan: &Scan) -> Error {
+    let place = path.display();
+    let is_one = |file: &&FoundFile| [".gguf", ".amb", ".mlmodel"].iter().any(|end| file.path.ends_with(end));
+    Error::Invalid(match scan.files.iter().find(is_one) {
+        Some(file) if path.is_dir() => {
+            format!("{place}: is no model, but has files in it that are: import them, such as {place}/{}", file.path)
+        }
+        _ => format!(
+            "{place}: is nothing that can be imported: no .mlpackage, .mlmodel or .mlmodelc, no .amb or .gguf file, \
+             and no .safetensors file or gds_export manifest in it"
+        ),
+    })
 }
 
 /// A Hugging Face style directory, or one safetensors file.
@@ -138,7 +154,6 @@ fn own_weights(scan: &Scan) -> impl Fn(&str) -> bool {
 
 /// An index must not name a shard that is not there: the rest would load as a model with holes.
 fn check_index(scan: &Scan) -> Result<()> {
-    const INDEX: &str = "model.safetensors.index.json";
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,

@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::plan::SourcePlan;
-use super::scan::Scan;
-use crate::error::{Error, Result};
 use crate::model::{Model, SourceKind};
 
 /// What could be imported by itself, by the ends of names.
@@ -38,36 +36,4 @@ pub(super) fn kept(plan: &SourcePlan) -> Vec<String> {
     let is_one = |path: &str| FORMATS.iter().any(|end| path.ends_with(end));
     let is_within = |path: &str| path.match_indices('/').any(|(at, _)| is_one(&path[..at]));
     found.filter(|path| is_one(path) && !is_within(path)).cloned().collect()
-}
-
-/// Refuses a directory that is no model, but has several in it.
-pub(super) fn check_one_model(plans: &[SourcePlan]) -> Result<()> {
-    for plan in plans.iter().filter(|plan| plan.kind == SourceKind::Safetensors) {
-        let models = models(&plan.scan);
-        if let [first, _, ..] = &models[..] {
-            return Err(Error::Invalid(format!(
-                "{0} holds {1} models and is none itself: import each by itself, such as {0}/{first}",
-                plan.name,
-                models.len()
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// The outermost directories with JSON or weights of their own, where several of them have both a config and weights.
-fn models(scan: &Scan) -> Vec<String> {
-    let dir_of = |path: &str| path.rsplit_once('/').map_or("", |(dir, _)| dir).to_owned();
-    let is_part = |path: &str| path.ends_with(".json") || path.ends_with(".safetensors");
-    let parts: BTreeSet<String> =
-        scan.files.iter().filter(|file| is_part(&file.path)).map(|file| dir_of(&file.path)).collect();
-    let outermost =
-        |dir: &String| !parts.contains("") && !dir.match_indices('/').any(|(at, _)| parts.contains(&dir[..at]));
-    let has = |dir: &str, name: &str| scan.file(&format!("{dir}/{name}")).is_some();
-    let is_model = |dir: &String| {
-        let below = format!("{dir}/");
-        let weights = |path: &str| path.starts_with(&below) && path.ends_with(".safetensors");
-        (has(dir, "config.json") || has(dir, "model_index.json")) && scan.files.iter().any(|file| weights(&file.path))
-    };
-    parts.iter().filter(|dir| outermost(dir) && is_model(dir)).cloned().collect()
 }

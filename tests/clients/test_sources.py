@@ -1,0 +1,88 @@
+"""What users point `import` at: repositories of a hub cache, parts of models, directories of several."""
+
+import shutil
+
+import mlx_lm
+import numpy as np
+import pytest
+
+import foreign
+import models as made
+from harness import Mount, digest
+
+
+def refused(store, path, *words):
+    done = store.run("import", path, check=False)
+    assert done.returncode == 1
+    for word in (str(path), *words):
+        assert word in done.stderr.decode(), done.stderr.decode()
+
+
+@pytest.fixture
+def repository(models, tmp_path):
+    """A repository of a hub cache, in a cache of its own."""
+    source = made.hub_snapshot(models).parents[1]
+    return shutil.copytree(source, tmp_path / "hub" / source.name, symlinks=True)
+
+
+def test_a_repository_of_a_hub_cache_is_its_main_snapshot(store, models, repository, tmp_path):
+    old = repository / "snapshots" / ("f" * 40)
+    old.mkdir()
+    (old / "config.json").write_text("{}")
+    report = store.json("import", repository)
+    assert report["model"] == "tiny-llama:latest"
+    # Its snapshots, and the snapshot itself, are the same once more.
+    for path in (repository / "snapshots", repository / "snapshots" / made.HUB_REVISION):
+        assert store.json("import", path)["added"]["bytes"] == 0
+    with Mount(store, tmp_path / "mnt") as mount:
+        shown = mount / "safetensors/tiny-llama/latest"
+        assert {p.name: digest(p) for p in shown.iterdir()} == {p.name: digest(p) for p in (models / "tiny-llama").iterdir()}
+        model, tokenizer = mlx_lm.load(str(shown))
+        assert mlx_lm.generate(model, tokenizer, prompt="hello", max_tokens=2)
+
+
+def test_without_a_main_the_snapshot_must_be_the_only_one(store, repository):
+    (repository / "refs/main").unlink()
+    assert store.json("import", repository)["model"] == "tiny-llama:latest"
+    (repository / "snapshots" / ("0" * 40)).mkdir()
+    refused(store, repository, "has 2 snapshots", f"such as {repository}/snapshots/{'0' * 40}")
+    shutil.rmtree(repository / "snapshots")
+    (repository / "snapshots").mkdir()
+    refused(store, repository, "no snapshot of it was downloaded")
+
+
+def test_a_repository_leads_to_no_place_outside_of_it(store, models, repository):
+    """It may come from elsewhere: neither a link nor a path in refs/main chooses what is imported."""
+    for name in ("../../../elsewhere", str(models / "tiny-llama")):
+        (repository / "refs/main").write_text(name)
+        assert store.json("import", repository)["formats"] == [f"{made.HUB_REVISION} (safetensors)"]
+    shutil.rmtree(repository / "snapshots")
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / ("0" * 40)).symlink_to(models / "tiny-llama")
+    (repository / "refs/main").write_text("0" * 40)
+    refused(store, repository, "no snapshot of it was downloaded")
+
+
+def test_a_whole_hub_cache_is_no_model(store, repository):
+    refused(store, repository.parent, "has a hub cache in it", f"such as {repository}")
+    assert store.listing() == {}
+
+
+def test_shards_of_which_some_are_missing_are_no_model(store, models, tmp_path):
+    source = shutil.copytree(models / "tiny-llama", tmp_path / "part")
+    shard = "model-00002-of-00003.safetensors"
+    refused(store, source / shard, "is one of 3 shards", "import the directory")
+    (source / shard).rename(tmp_path / shard)
+    refused(store, source, shard, "missing")
+    (source / "model.safetensors.index.json").unlink()
+    refused(store, source, f"has no {shard}")
+    assert store.listing() == {}
+    (tmp_path / shard).rename(source / shard)
+    assert store.json("import", source)["added"]["tensors"] > 0
+
+
+def test_a_directory_of_other_models_says_which_files_to_import(store, tmp_path):
+    place = tmp_path / "downloads"
+    place.mkdir()
+    file = foreign.gguf(place / "tiny.gguf", {"a.weight": np.ones((4, 32), np.float32)})
+    refused(store, place, f"such as {file}")
