@@ -94,6 +94,16 @@ pub enum Error {
         /// What is wrong with it.
         fault: String,
     },
+    /// A fault that hurts a model.
+    #[error("model {model}: {error}{holds}")]
+    Hurts {
+        /// The model's name.
+        model: String,
+        /// The fault.
+        error: Box<Error>,
+        /// What of the model a damaged blob holds, in words that follow those of the fault.
+        holds: String,
+    },
     /// The store is being written by another process.
     #[error("{path}: another wmount is writing to this store; try again when it has finished", path = .0.display())]
     Locked(PathBuf),

@@ -191,7 +191,7 @@ impl Vfs {
             What::Skeleton(path) => self.step(dir, &path, name),
             What::Status(_) => Err(Error::NotDir),
         };
-        found.inspect_err(|error| self.note(error, || self.model_of(dir, name)))
+        found.map_err(|error| self.note(error, || self.model_of(dir, name)))
     }
 
     /// The model that an entry of a directory is of.
@@ -326,10 +326,10 @@ impl Vfs {
                 let tree = self.tree();
                 let skeleton: &SkeletonDir = tree.dir(path).ok_or_else(|| Error::NotFound(path.to_string()))?;
                 if skeleton.is_shared() {
-                    let union = skeleton.blobs().inspect_err(|error| self.note(error, || None))?;
+                    let union = skeleton.blobs().map_err(|error| self.note(error, || None))?;
                     return Ok(Listing { parent: inode.parent, children: Children::Blobs(union) });
                 }
-                let entries = skeleton.entries().inspect_err(|error| self.note(error, || None))?;
+                let entries = skeleton.entries().map_err(|error| self.note(error, || None))?;
                 entries.into_iter().map(child).collect()
             }
         };
@@ -368,9 +368,7 @@ impl Vfs {
     pub fn damaged(&self, ino: u64, fault: String) -> Error {
         let blob = self.file(ino, |file| Some((file.content.whole_blob()?, file.model.clone())));
         let Some((digest, model)) = blob else { return Error::Stale(ino) };
-        let error = Error::Damaged { digest, fault };
-        self.note(&error, || Some(model));
-        error
+        self.note(Error::Damaged { digest, fault }, || Some(model))
     }
 
     /// Reads from a file into `buf` and returns how many bytes there were: fewer than asked only at its end.
@@ -389,7 +387,7 @@ impl Vfs {
                 let counters = self.meters.of(file.layout, file.variant);
                 let blobs = Metered::new(self.store.blobs(), counters, file.variant.is_some());
                 let read = file.content.read(&blobs, offset, buf);
-                let len = read.inspect_err(|error| self.note(error, || Some(file.model.clone())))?;
+                let len = read.map_err(|error| self.note(error, || Some(file.model.clone())))?;
                 counters.read(len);
                 Ok(len)
             }

@@ -41,7 +41,7 @@ pub(super) fn show_model(store: Arc<Store>, path: &str, as_json: bool) -> Result
     let read = |offset: u64, buf: &mut [u8]| match vfs.read(attr.ino, offset, buf) {
         Ok(len) if len == buf.len() => Ok(()),
         Ok(_) => Err("the file ends here".into()),
-        Err(error) => Err(vfs.in_words(error).to_string()),
+        Err(error) => Err(error.to_string()),
     };
     show(path, &Seen { len: attr.size, read }, as_json)
 }

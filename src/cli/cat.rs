@@ -30,7 +30,6 @@ pub(super) fn run(args: &CatArgs) -> Result<()> {
             Ok(false)
         }
         outcome => outcome.at("stdout").map(|()| true),
-    })
-    .map_err(|error| vfs.in_words(error))?;
+    })?;
     if gone { Ok(()) } else { stdout.flush().at("stdout") }
 }

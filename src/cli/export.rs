@@ -35,7 +35,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
     }
     let (bar, links) = (Bar::new("exporting"), HashMap::new());
     let mut export = Export { vfs: &vfs, bar, links, has_begun: false, files: 0, bytes: 0 };
-    export.bar.begin(export.total(&attr).map_err(|error| vfs.in_words(error))?);
+    export.bar.begin(export.total(&attr)?);
     let outcome = export.branch(&attr, &args.dest);
     export.bar.finish();
     if let Err(error) = outcome {
@@ -43,7 +43,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
         if export.has_begun {
             let _ = if attr.kind == Kind::Dir { fs::remove_dir_all(&args.dest) } else { fs::remove_file(&args.dest) };
         }
-        return Err(vfs.in_words(error));
+        return Err(error);
     }
     if args.json {
         return print_json(&json!({"path": args.dest, "files": export.files, "bytes": export.bytes}));

@@ -40,7 +40,7 @@ pub fn resolve(vfs: &Vfs, path: &str) -> Result<Attr> {
             };
             Error::NotFound(format!("{path} in the store {}{why}", vfs.store().root().display()))
         }
-        other => vfs.in_words(other),
+        other => other,
     })
 }
 

@@ -24,9 +24,8 @@ pub fn errno(error: &Error) -> Errno {
         Error::Stale(_) => Errno::ESTALE,
         Error::NotDir => Errno::ENOTDIR,
         Error::IsDir => Errno::EISDIR,
-        Error::Io { .. } | Error::Format { .. } | Error::Invalid(_) | Error::Damaged { .. } | Error::Locked(_) => {
-            Errno::EIO
-        }
+        Error::Io { .. } | Error::Format { .. } | Error::Invalid(_) | Error::Locked(_) => Errno::EIO,
+        Error::Damaged { .. } | Error::Hurts { .. } => Errno::EIO,
     }
 }
 

@@ -67,28 +67,27 @@ impl Vfs {
         self.problems.review();
     }
 
-    /// An error in the words of the log: with the model that is hurt, where that is known.
-    pub fn in_words(&self, error: Error) -> Error {
-        let (plain, told) = (error.to_string(), self.problems.texts());
-        told.into_iter().rev().find(|text| text.contains(&plain)).map_or(error, Error::Invalid)
-    }
-
-    /// Logs damage and remembers it for the status; a name that is not there is no damage.
-    pub(super) fn note(&self, error: &Error, model: impl FnOnce() -> Option<Arc<Found>>) {
+    /// Logs damage and remembers it for the status; a name that is not there is no damage. Returns the error with the
+    /// model that it hurts, where that is known.
+    pub(super) fn note(&self, error: Error, model: impl FnOnce() -> Option<Arc<Found>>) -> Error {
         if matches!(error, Error::NotFound(_) | Error::Refused(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
-            return;
+            return error;
         }
-        let text = match model() {
-            Some(found) => format!("model {}: {error}{}", found.name, self.tensors_in(error, &found)),
-            None => error.to_string(),
-        };
-        tracing::error!("{text}");
-        let file = match error {
+        let file = match &error {
             Error::Damaged { digest, .. } => Some(self.store.blob_path(digest)),
             Error::Io { path, .. } | Error::Format { path, .. } => Some(path.clone()),
             _ => None,
         };
-        self.problems.add(text, file);
+        let error = match model() {
+            Some(found) => {
+                let (model, holds) = (found.name.to_string(), self.tensors_in(&error, &found));
+                Error::Hurts { model, error: Box::new(error), holds }
+            }
+            None => error,
+        };
+        tracing::error!("{error}");
+        self.problems.add(error.to_string(), file);
+        error
     }
 
     /// Which tensors or files of the model a damaged blob holds, in words.
