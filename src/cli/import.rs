@@ -13,7 +13,7 @@ use crate::store::import::{BLOB_THRESHOLD, CopyOptions, Counts, ImportReport, Op
 ///
 /// A PATH is a directory with safetensors files, a safetensors file, an AMB or GGUF file, an .mlpackage, .mlmodel or
 /// .mlmodelc, a gds_export, or a directory of packages; which it is, its content says. Several packages are the shapes of
-/// one model; they join a model that is there, and so do projectors and adapters in GGUF. If PATH is a store, such as
+/// one model; with -n they join one that is there, and so do projectors and adapters in GGUF. If PATH is a store, such as
 /// ~/.ollama/models, its models are copied, with their blobs cloned or linked where the file system can.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {

@@ -1,5 +1,6 @@
 """What users point `import` at: repositories of a hub cache, parts of models, directories of several."""
 
+import json
 import shutil
 
 import mlx_lm
@@ -11,10 +12,10 @@ import models as made
 from harness import Mount, digest
 
 
-def refused(store, path, *words):
-    done = store.run("import", path, check=False)
+def refused(store, path, *words, options=()):
+    done = store.run("import", path, *options, check=False)
     assert done.returncode == 1
-    for word in (str(path), *words):
+    for word in words:
         assert word in done.stderr.decode(), done.stderr.decode()
 
 
@@ -86,3 +87,29 @@ def test_a_directory_of_other_models_says_which_files_to_import(store, tmp_path)
     place.mkdir()
     file = foreign.gguf(place / "tiny.gguf", {"a.weight": np.ones((4, 32), np.float32)})
     refused(store, place, f"such as {file}")
+
+
+def test_another_model_of_the_same_name_is_joined_only_if_that_is_said(store, models, tmp_path):
+    package = models / "mixed.mlpackage"
+    store.add(package, name="mixed")
+    before = store.listing()
+    file = foreign.gguf(tmp_path / "mixed.gguf", {"a.weight": np.ones((4, 32), np.float32)})
+    refused(store, file, "made of mixed.mlpackage", "say -n mixed:latest to join it")
+    assert store.listing() == before
+    # What is there may be imported again by its own name.
+    assert store.json("import", package)["added"]["bytes"] == 0
+    assert store.add(file, name="mixed")["joined"] == ["mixed.mlpackage"]
+    with Mount(store, tmp_path / "mnt") as mount:
+        assert digest(mount / "gguf/mixed/latest.gguf") == digest(file)
+        assert (mount / "coreml/mixed/latest/mixed.mlpackage").is_dir()
+
+
+def test_a_model_that_ollama_made_takes_no_second_weights(store, models, tmp_path):
+    weights = foreign.gguf(tmp_path / "ollama.gguf", {"a.weight": np.ones((4, 32), np.float32)})
+    store.add(weights, name="llama")
+    manifest = store.path / "manifests/registry.ollama.ai/library/llama/latest"
+    layers = json.loads(manifest.read_bytes())
+    layers["layers"] = [layer for layer in layers["layers"] if "wmount" not in layer["mediaType"]]
+    manifest.chmod(0o644)
+    manifest.write_text(json.dumps(layers))
+    refused(store, models / "tiny-llama", "made by another program", options=["-n", "llama"])

@@ -26,7 +26,7 @@ use super::Store;
 use super::stage::Stage;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
-use crate::model::{Model, ModelName};
+use crate::model::{Model, ModelName, Source};
 use bounds::Bounds;
 use plan::SourcePlan;
 
@@ -38,7 +38,7 @@ pub(super) use salvage::salvage;
 pub struct Options {
     /// The model's name; without it, the name of what is imported.
     pub name: Option<ModelName>,
-    /// Whether a model of this name gives way; without it, packages join the model.
+    /// Whether a model of this name gives way; without it, packages join the model if `name` was given.
     pub replace: bool,
     /// Whether links are followed that lead out of the paths.
     pub follow_links: bool,
@@ -118,7 +118,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
         _ => None,
     };
     if let Some((_, model)) = &existing {
-        check_joinable(model, &plans)?;
+        check_joinable(model, &plans, options.name.is_some())?;
     }
     let stage = Stage::new(&store, &lock)?;
     let lens = plans.iter().flat_map(|plan| &plan.scan.files).map(|file| file.len);
@@ -162,16 +162,31 @@ fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
         .map_err(|_| Error::Invalid(format!("{}: no model name can be made of it: give one with -n", path.display())))
 }
 
-/// Packages join a model; a second set of weights does not.
-fn check_joinable(model: &Model, plans: &[SourcePlan]) -> Result<()> {
-    let Some(new) = plans.iter().find(|plan| plan.kind.is_weights()) else { return Ok(()) };
-    match model.sources.iter().find(|source| source.kind.is_weights()) {
-        Some(old) if (&old.name, old.kind) != (&new.name, new.kind) => Err(Error::Invalid(format!(
-            "model {} has its weights from {:?} already: give another name or tag, or --replace it",
-            model.name, old.name
-        ))),
-        _ => Ok(()),
+/// Packages join a model that is named; a second set of weights does not.
+fn check_joinable(model: &Model, plans: &[SourcePlan], is_named: bool) -> Result<()> {
+    let is_same = |old: &Source, new: &SourcePlan| (&old.name, old.kind) == (&new.name, new.kind);
+    let refused = |why: String, joining: String| {
+        let what = format!("model {} {why}: {joining}give another name or tag, or --replace it", model.name);
+        Err(Error::Invalid(what))
+    };
+    if let Some(new) = plans.iter().find(|plan| plan.kind.is_weights()) {
+        match model.sources.iter().find(|source| source.kind.is_weights()) {
+            Some(old) if !is_same(old, new) => {
+                return refused(format!("has its weights from {:?} already", old.name), String::new());
+            }
+            None if model.sources.is_empty() => {
+                return refused("was made by another program".into(), String::new());
+            }
+            _ => {}
+        }
     }
+    if !is_named && !plans.iter().any(|new| model.sources.iter().any(|old| is_same(old, new))) {
+        let sources: Vec<String> = model.sources.iter().map(|old| told::named(&old.name, old.kind)).collect();
+        let of = if sources.is_empty() { "what another program wrote".into() } else { sources.join(", ") };
+        let why = format!("is there already, made of {of}");
+        return refused(why, format!("say -n {} to join it, or ", model.name));
+    }
+    Ok(())
 }
 
 /// What the store's models of this name hold: content that is likely there already and is not worth writing blindly.
