@@ -113,3 +113,24 @@ def test_a_model_that_ollama_made_takes_no_second_weights(store, models, tmp_pat
     manifest.chmod(0o644)
     manifest.write_text(json.dumps(layers))
     refused(store, models / "tiny-llama", "made by another program", options=["-n", "llama"])
+
+
+def test_an_export_in_the_directory_of_its_model_shares_its_tensors(small, models, tmp_path):
+    source = shutil.copytree(models / "tiny-llama", tmp_path / "both")
+    small.run("export", "gds_export/tiny-llama/latest", source / "gds_export")
+    (source / "gds_export/notes.txt").write_text("as oLLM wants them")
+    report = small.add(source, name="both")
+    assert report["added"]["tensors"] == 0 and report["added"]["files"] == 2, report
+    tensors = small.json("show", "tiny-llama")["tensors"]
+    with Mount(small, tmp_path / "mnt") as mount:
+        for layout in ("original/both/latest/both", "safetensors/both/latest"):
+            shown = {str(p.relative_to(mount / layout)): digest(p) for p in (mount / layout).rglob("*") if p.is_file()}
+            assert shown == {str(p.relative_to(source)): digest(p) for p in source.rglob("*") if p.is_file()}
+        # The model's own tensors are those of its weights alone.
+        model, tokenizer = mlx_lm.load(str(mount / "safetensors/both/latest"))
+        own = json.loads((mount / "gds_export/both/latest/manifest.json").read_bytes())
+        assert sorted(own) == sorted(tensor["name"] for tensor in tensors)
+    # One that is not as its format says is kept as it is.
+    (source / "gds_export/manifest.json").write_text("{")
+    assert small.add(source, name="broken")["added"]["bytes"] > 0
+    assert not small.json("verify")["damaged"]

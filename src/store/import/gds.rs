@@ -1,5 +1,7 @@
 //! Cutting a gds_export directory into tensors.
 
+use std::collections::HashMap;
+
 use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan};
 use crate::error::{AtPath, Error, Fault, Result};
@@ -10,14 +12,42 @@ pub(super) fn manifest_in(scan: &Scan) -> Option<&FoundFile> {
     scan.file(gds::MANIFEST).or_else(|| scan.file(&format!("gds_export/{}", gds::MANIFEST)))
 }
 
+/// The tensors of an export that lies in the directory of a model with weights, by path: the same once more, or others.
+///
+/// One that is not as its format says is no reason to refuse the model: its files are then kept as they are.
+pub(super) fn beside_weights(scan: &Scan) -> HashMap<String, Entry> {
+    let manifest = scan.file(&format!("gds_export/{}", gds::MANIFEST));
+    manifest.and_then(|manifest| entries(scan, manifest).ok()).unwrap_or_default()
+}
+
 /// Plans every file of the directory: those that the manifest names are tensors.
 pub(super) fn plan(scan: &Scan, manifest: &FoundFile) -> Result<Vec<Vec<Piece>>> {
+    let mut by_path = entries(scan, manifest)?;
+    let pieces = scan.files.iter().map(|file| match by_path.remove(&file.path) {
+        Some(entry) => tensor(file, entry.name.clone(), true, entry),
+        // The layouts make their own.
+        None if file.path == manifest.path => Ok(vec![Piece { offset: 0, len: file.len, content: Content::Between }]),
+        None => Ok(whole(file)),
+    });
+    pieces.collect()
+}
+
+/// The one piece of a file that is a tensor.
+pub(super) fn tensor(file: &FoundFile, name: String, own: bool, entry: Entry) -> Result<Vec<Piece>> {
+    FileBytes::open(file)?;
+    let names = vec![TensorName { name, own }];
+    let content = Content::Tensor { dtype: entry.dtype, shape: entry.shape, names };
+    Ok(vec![Piece { offset: 0, len: file.len, content }])
+}
+
+/// The tensors that a manifest names, by path.
+fn entries(scan: &Scan, manifest: &FoundFile) -> Result<HashMap<String, Entry>> {
     let entries = gds::parse(&read_small(manifest, gds::MAX_MANIFEST)?).at(&manifest.place)?;
     if entries.is_empty() {
         return Err(Error::format(&manifest.place, Fault::new(0, "names no tensor")));
     }
     let root = manifest.path.strip_suffix(gds::MANIFEST).unwrap_or_default();
-    let mut by_path: std::collections::HashMap<String, Entry> = std::collections::HashMap::new();
+    let mut by_path = HashMap::new();
     for entry in entries {
         let path = format!("{root}{}", entry.path);
         let file = scan.file(&path);
@@ -25,17 +55,5 @@ pub(super) fn plan(scan: &Scan, manifest: &FoundFile) -> Result<Vec<Vec<Piece>>>
         entry.check_len(file.ok_or_else(missing).at(&manifest.place)?.len).at(&manifest.place)?;
         by_path.insert(path, entry);
     }
-    let pieces = scan.files.iter().map(|file| {
-        let content = match by_path.remove(&file.path) {
-            Some(entry) => {
-                let names = vec![TensorName { name: entry.name, own: true }];
-                Content::Tensor { dtype: entry.dtype, shape: entry.shape, names }
-            }
-            // The layouts make their own.
-            None if file.path == manifest.path => Content::Between,
-            None => return Ok(whole(file)),
-        };
-        FileBytes::open(file).map(|_| vec![Piece { offset: 0, len: file.len, content }])
-    });
-    pieces.collect()
+    Ok(by_path)
 }

@@ -1,4 +1,4 @@
-//! The Hugging Face hub cache: models--<owner>--<name>/snapshots/<revision>, refs/main and blobs.
+//! The Hugging Face hub cache: `models--OWNER--NAME/`, in it `snapshots/REVISION/`, `refs/main` and `blobs/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

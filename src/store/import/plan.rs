@@ -107,11 +107,15 @@ fn no_source(path: &Path, scan: &Scan) -> Error {
 fn plan_safetensors(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
     check_index(scan)?;
     let own = own_weights(scan);
+    let mut exported = gds::beside_weights(scan);
     let mut seen: BTreeMap<String, &Path> = BTreeMap::new();
     let mut pieces = Vec::with_capacity(scan.files.len());
     for file in &scan.files {
         let Some(stem) = file.path.strip_suffix(".safetensors") else {
-            pieces.push(whole(file));
+            pieces.push(match exported.remove(&file.path) {
+                Some(entry) => gds::tensor(file, format!("gds_export/{}", entry.name), false, entry)?,
+                None => whole(file),
+            });
             continue;
         };
         let own = own(&file.path);
