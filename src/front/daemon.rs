@@ -92,7 +92,7 @@ impl Listener {
         } else if let Some(log) = log {
             sys::redirect_stderr(&open_log(log)?).at(log)?;
         }
-        log_to_stderr("info,fuser=warn");
+        log_to_stderr("warn,wmount=info");
         Ok(())
     }
 
