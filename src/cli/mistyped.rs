@@ -10,8 +10,17 @@ use super::Cli;
 use crate::slips::slips;
 
 /// Words for commands that have other names here.
-const SYNONYMS: [(&str, &str); 5] =
-    [("list", "ls"), ("info", "show"), ("add", "import"), ("remove", "rm"), ("delete", "rm")];
+const SYNONYMS: [(&str, &str); 9] = [
+    ("list", "ls"),
+    ("info", "show"),
+    ("add", "import"),
+    ("remove", "rm"),
+    ("delete", "rm"),
+    ("copy", "cp"),
+    ("mv", "cp"),
+    ("rename", "cp"),
+    ("tag", "cp"),
+];
 
 /// The error of arguments whose first word is neither a command nor a store.
 pub(super) fn found(args: &[OsString], parsed: &clap::error::Result<Cli>) -> Option<clap::Error> {
@@ -66,6 +75,7 @@ mod tests {
             (&["lss"][..], "'ls'"),
             (&["shwo", "llama"], "'show'"),
             (&["list"], "'ls'"),
+            (&["mv", "llama", "mama"], "'cp'"),
             (&["unmount", "/mnt/w"], "'umount'"),
             (&["improt", "a", "b", "-n", "x"], "'import'"),
             (&["mount", "a", "b"], "wmount STORE MOUNTPOINT"),

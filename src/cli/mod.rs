@@ -5,6 +5,7 @@
 mod amb;
 mod cat;
 mod completions;
+mod cp;
 mod demo;
 mod doctor;
 mod export;
@@ -23,6 +24,7 @@ mod umount;
 mod variant;
 mod verify;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -77,6 +79,7 @@ enum Command {
     Export(export::ExportArgs),
     Verify(verify::VerifyArgs),
     Prepare(prepare::PrepareArgs),
+    Cp(cp::CpArgs),
     Rm(rm::RmArgs),
     Gc(gc::GcArgs),
     Umount(umount::UmountArgs),
@@ -127,9 +130,9 @@ fn misuse(why: &str) -> ! {
 
 /// Moves `-s DIR` and `--store DIR` from before the command to behind it, where clap looks for it: the arguments of
 /// mounting, which has no such option, come first in its grammar.
-fn with_store_first(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+fn with_store_first(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<_> = args.collect();
-    let text = |arg: Option<&std::ffi::OsString>| arg.map(|arg| arg.to_string_lossy().into_owned());
+    let text = |arg: Option<&OsString>| arg.map(|arg| arg.to_string_lossy().into_owned());
     let taken = match text(args.get(1)).as_deref() {
         Some("-s" | "--store") => 2,
         Some(arg) if arg.starts_with("--store=") || (arg.starts_with("-s") && arg.len() > 2) => 1,
@@ -153,6 +156,7 @@ impl Command {
             Command::Export(args) => done(export::run(&args)),
             Command::Verify(args) => verify::run(&args),
             Command::Prepare(args) => done(prepare::run(&args)),
+            Command::Cp(args) => cp::run(&args),
             Command::Rm(args) => done(rm::run(&args)),
             Command::Gc(args) => done(gc::run(&args)),
             Command::Umount(args) => done(umount::run(&args)),

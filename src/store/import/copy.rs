@@ -40,7 +40,8 @@ pub fn is_store(path: &Path) -> bool {
     path.join("blobs").is_dir() && path.join("manifests").is_dir()
 }
 
-/// Copies models from the store at `from` into the one at `root`, which is made if there is none.
+/// Copies models from the store at `from` into the one at `root`, which is made if there is none. It may be the same
+/// store, in which a model then has another name, too.
 ///
 /// A blob that is there already, by digest and length, is not read. One that is linked or cloned is not hashed;
 /// `verify` does that.
@@ -58,8 +59,9 @@ pub fn copy(root: &Path, from: &Path, options: &CopyOptions, progress: &dyn Prog
         return Err(Error::Invalid(what));
     }
     let store = Store::create(root)?;
-    if store.root() == from.root() {
-        return Err(Error::Invalid(format!("{}: is the store itself", root.display())));
+    if store.root() == from.root() && options.name.is_none() {
+        let what = format!("{}: is the store itself; wmount cp gives a model another name", root.display());
+        return Err(Error::Invalid(what));
     }
     let lock = store.lock()?;
     progress.begin(from.total_bytes(&chosen));
