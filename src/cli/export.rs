@@ -4,8 +4,12 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use super::output::{Bar, count, print, print_json, size};
 use super::tree::TreeArgs;
@@ -34,7 +38,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }
     let (bar, links) = (Bar::new("exporting"), HashMap::new());
-    let mut export = Export { vfs: &vfs, bar, links, has_begun: false, files: 0, bytes: 0 };
+    let mut export = Export { vfs: &vfs, bar, links, stop: stop_flag()?, has_begun: false, files: 0, bytes: 0 };
     export.bar.begin(export.total(&attr)?);
     let outcome = export.branch(&attr, &args.dest);
     export.bar.finish();
@@ -51,11 +55,23 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
     print(&format!("{}: {}, {}\n", args.dest.display(), count(export.files, "file"), size(export.bytes)))
 }
 
+/// What SIGINT and its like set, so that nothing half done is left; the second one ends the process at once.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        flag::register_conditional_default(signal, Arc::clone(&stop)).at("signals")?;
+        flag::register(signal, Arc::clone(&stop)).at("signals")?;
+    }
+    Ok(stop)
+}
+
 struct Export<'a> {
     vfs: &'a Vfs,
     bar: Bar,
     /// Where inodes with several names were written first.
     links: HashMap<u64, PathBuf>,
+    /// Set by a signal.
+    stop: Arc<AtomicBool>,
     /// Whether the destination is of our making.
     has_begun: bool,
     files: u64,
@@ -95,6 +111,9 @@ impl Export<'_> {
         let mut file = File::create_new(dest).at(dest)?;
         self.has_begun = true;
         for_each_chunk(self.vfs, attr, |chunk| {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Invalid("interrupted; what was written so far is removed again".into()));
+            }
             self.bar.advance(chunk.len() as u64);
             self.bytes += chunk.len() as u64;
             file.write_all(chunk).at(dest).map(|()| true)
