@@ -9,6 +9,7 @@ mod cp;
 mod demo;
 mod doctor;
 mod export;
+mod fstab;
 mod gc;
 mod import;
 mod ls;
@@ -92,6 +93,8 @@ enum Command {
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
     let args = with_store_first(std::env::args_os());
+    let is_command = |name: &OsString| Cli::command().get_subcommands().any(|command| *name == *command.get_name());
+    let args = if args.get(1).is_some_and(is_command) { args } else { fstab::spread(args) };
     let parsed = Cli::try_parse_from(&args);
     if let Some(error) = mistyped::found(&args, &parsed) {
         error.exit();

@@ -56,6 +56,10 @@ pub struct MountArgs {
     /// A variant that is not listed is there all the same: open MODEL@VARIANT.
     #[arg(long = "variant", value_name = "VARIANT", value_parser = super::variant::words())]
     pub variants: Vec<String>,
+    /// Options with commas, as /etc/fstab has them: `allow_other,read=direct`; those of every file system are passed over
+    // They are spread out before clap sees them.
+    #[arg(short, value_name = "OPTION,...")]
+    pub options: Option<String>,
     /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,

@@ -1,7 +1,13 @@
 """What users do every day: rename a model, have two versions of one, stop an export, mount from /etc/fstab."""
 
+import json
+import os
+import shutil
+import signal
+import subprocess
 
 import mlx_lm
+import pytest
 
 from harness import BINARY, Mount, Store, digest, eventually, unmount
 
@@ -47,3 +53,52 @@ def test_a_copy_takes_no_other_models_place_unless_told_to(small):
     assert shown[0] == shown[1]
     done = Store(small.path.parent / "none").run("cp", "a", "b", check=False)
     assert done.returncode == 1 and not (small.path.parent / "none").exists()
+
+
+@pytest.mark.parametrize("path", ["original/large/latest/large/model.safetensors", "original/large"])
+def test_an_interrupted_export_leaves_nothing(store, tmp_path, path):
+    size = 100_000_000
+    header = json.dumps({"t": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    (tmp_path / "large").mkdir()
+    data = bytes(range(250)) * (size // 250)
+    (tmp_path / "large/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+    store.add(tmp_path / "large", name="large")
+    dest = tmp_path / "out"
+    written = dest if path.endswith(".safetensors") else dest / "latest/large/model.safetensors"
+    # One that was too fast is made again.
+    for _ in range(20):
+        command = [BINARY, "-s", store.path, "export", path, dest]
+        export = subprocess.Popen(command, stderr=subprocess.PIPE)
+        while not written.exists() and export.poll() is None:
+            pass
+        export.send_signal(signal.SIGSTOP)
+        is_under_way = export.poll() is None and written.stat().st_size < size
+        export.send_signal(signal.SIGINT)
+        export.send_signal(signal.SIGCONT)
+        _, told = export.communicate()
+        if is_under_way:
+            break
+        shutil.rmtree(dest, ignore_errors=True)
+        dest.unlink(missing_ok=True)
+    assert is_under_way and export.returncode == 1, told
+    assert b"interrupted" in told and not dest.exists()
+    store.run("export", path, dest)
+    assert digest(written) == digest(tmp_path / "large/model.safetensors")
+
+
+def test_a_line_of_fstab_mounts(small, tmp_path):
+    at = tmp_path / "mnt"
+    at.mkdir()
+    table = tmp_path / "fstab"
+    table.write_text(f"{BINARY}#{small.path} {at} fuse defaults,allow_other,_netdev,nofail,read=cache,variant=int8 0 0\n")
+    # Only root may name another table: others are given the options as mount(8) gives them.
+    options = ["-o", "rw,nosuid,nodev,nofail,read=cache,variant=int8"]
+    command = ["mount", "-T", table, at] if os.geteuid() == 0 else [BINARY, small.path, at, *options]
+    done = subprocess.run(command, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    try:
+        assert "latest@int8.amb" in os.listdir(at / "amb/tiny-llama")
+        line = next(line for line in open("/proc/mounts") if f" {at} " in line)
+        assert line.split()[2] == "fuse.wmount" and ("allow_other" in line) == (os.geteuid() == 0), line
+    finally:
+        unmount(at)
