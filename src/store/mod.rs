@@ -94,6 +94,16 @@ impl std::hash::Hash for Found {
     }
 }
 
+/// What is at a path, if anything is; who may not look is not told that nothing is there.
+fn found(path: &Path) -> Result<Option<fs::Metadata>> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
+        Err(error) => Err(Error::io(path, error)),
+    }
+}
+
 /// Held while the store is written to.
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "the lock ends when the file closes")] File);
@@ -103,11 +113,12 @@ impl Store {
     pub fn open(root: impl AsRef<Path>) -> Result<Store> {
         let root = root.as_ref();
         let shown = root.display();
-        if !root.exists() {
+        if found(root)?.is_none() {
             let what = format!("there is no store at {shown}; `wmount import --store {shown} PATH` makes one");
             return Err(Error::Invalid(what));
         }
-        if !root.is_dir() || !root.join("blobs").is_dir() || !root.join("manifests").is_dir() {
+        let is_dir = |path: &Path| Ok(found(path)?.is_some_and(|found| found.is_dir()));
+        if !is_dir(root)? || !is_dir(&root.join("blobs"))? || !is_dir(&root.join("manifests"))? {
             return Err(Error::Invalid(format!(
                 "{shown} is no store: it has no blobs/ and manifests/; if it is a model, put it into one: wmount import {shown}"
             )));

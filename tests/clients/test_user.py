@@ -170,6 +170,17 @@ def test_who_may_not_write_is_told_who_may(home):
         assert done.returncode == 1 and ".wmount/lock: Permission denied" in line and "user with the id 0" in line, line
 
 
+def test_a_store_that_a_user_may_not_look_into_is_not_taken_for_none(home):
+    store = (home / "store").rename(home / "mnt/store")
+    for closed, hidden in [(store, store / "blobs"), (store.parent, store)]:
+        closed.chmod(0)
+        done = as_user(home, "ls", "-s", store)
+        closed.chmod(0o755)
+        line = done.stderr.decode()
+        assert done.returncode == 1 and f"{hidden}: Permission denied" in line, line
+    assert as_user(home, "ls", "-s", store).returncode == 0
+
+
 def test_what_another_user_mounted_is_told_as_that(home, small, tmp_path):
     if os.geteuid() == 0:
         at = home / "roots"
