@@ -5,6 +5,7 @@
 //! is read; every blob range was checked against the blob's recorded length when the map was built, so a read fails
 //! only on I/O. A read is short only at the end of the file: the kernel would believe that the file shrank.
 
+mod computed;
 mod send;
 
 use std::fmt;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 
 use crate::digest::{Digest, Hasher};
 use crate::error::Result;
-use crate::transform::{Input, Transform};
 
+pub use computed::Computed;
 pub use send::Sink;
 
 /// Runs of zeros up to this length are cheaper as part of an inline neighbour than as an extent.
@@ -49,19 +50,6 @@ enum Source {
     Zeros,
     /// One of the map's computations, from this byte of its output on.
     Computed(usize, u64),
-}
-
-/// A tensor that is transformed when it is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Computed {
-    /// What is done to it.
-    pub transform: Transform,
-    /// The blob that holds it.
-    pub digest: Digest,
-    /// Its first byte in the blob.
-    pub offset: u64,
-    /// Its length in bytes.
-    pub input_len: u64,
 }
 
 /// One extent as seen from outside: its place in the virtual file and where its bytes are.
@@ -317,7 +305,7 @@ impl ExtentMap {
                 ExtentBytes::Blob { digest, offset } => blobs.read_exact(&digest, offset, part)?,
                 ExtentBytes::Zeros => part.fill(0),
                 ExtentBytes::Computed { computed, skip } => {
-                    computed.transform.read(&BlobInput { blobs, computed }, skip, part)?;
+                    computed.read(blobs, skip, part)?;
                 }
             }
         }
@@ -359,47 +347,6 @@ impl ExtentMap {
             }
         }
         hasher.finish()
-    }
-}
-
-impl Computed {
-    /// What must be known of the tensor: found out now unless it is kept.
-    pub fn survey(&self, blobs: &dyn Blobs) -> Result<Arc<[u8]>> {
-        BlobInput { blobs, computed: self }.survey()
-    }
-
-    /// All that its bytes depend on, in words; inode numbers are made of it, so it never changes.
-    fn key(&self) -> String {
-        self.of_tensor(self.transform.name())
-    }
-
-    /// The same for what must be known of the tensor, which computations can have in common.
-    pub fn survey_key(&self) -> String {
-        self.of_tensor(self.transform.survey_name())
-    }
-
-    fn of_tensor(&self, what: String) -> String {
-        format!("{what} at {} of {}, {} bytes", self.offset, self.digest.hex(), self.input_len)
-    }
-}
-
-/// The tensor of a computation, in its blob.
-struct BlobInput<'a> {
-    blobs: &'a dyn Blobs,
-    computed: &'a Computed,
-}
-
-impl Input for BlobInput<'_> {
-    fn len(&self) -> u64 {
-        self.computed.input_len
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.blobs.read_exact(&self.computed.digest, self.computed.offset + offset, buf)
-    }
-
-    fn survey(&self) -> Result<Arc<[u8]>> {
-        self.blobs.memo(&self.computed.survey_key(), &|| self.computed.transform.survey(self))
     }
 }
 
