@@ -8,7 +8,7 @@ use super::output::{Bar, count, print, print_json, size};
 use crate::error::Result;
 use crate::model::ModelName;
 use crate::store::import::Progress;
-use crate::store::{Repaired, VerifyReport};
+use crate::store::{Repaired, Survey, VerifyReport};
 
 /// Hash every blob and name the models that a damaged one hurts; mend them if asked
 #[derive(Debug, clap::Args)]
@@ -31,12 +31,16 @@ pub struct VerifyArgs {
 
 pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
     let store = args.store.open()?;
-    let models = super::chosen(&store, &args.models)?;
+    let Survey { models, hidden } = match args.models.is_empty() {
+        true => store.survey()?,
+        false => Survey { models: super::chosen(&store, &args.models)?, hidden: Vec::new() },
+    };
     let bar = Bar::new("verifying");
     bar.begin(store.total_bytes(&models));
     let report = store.verify(&models, &|bytes| bar.advance(bytes));
     bar.finish();
     let mut report = report?;
+    report.add_hidden(hidden);
     if args.repair && !report.damaged.is_empty() {
         let bar = Bar::new("looking for bytes");
         let repaired = store.repair(&mut report, &args.from, &bar);
@@ -60,9 +64,13 @@ fn text(report: &VerifyReport) -> String {
     report.notes.iter().for_each(|note| text += &format!("not searched: {note}\n"));
     for damage in &report.damaged {
         let what = damage.digest.map_or_else(|| "manifest".into(), |digest| format!("blob {digest}"));
-        let holds =
-            if damage.holds.is_empty() { String::new() } else { format!("; it holds {}", damage.holds.join(", ")) };
-        text += &format!("{what}: {}; it hurts {}{holds}\n", damage.fault, damage.models.join(", "));
+        text += &format!("{what}: {}", damage.fault);
+        for (relation, names) in [("hurts", &damage.models), ("holds", &damage.holds)] {
+            if !names.is_empty() {
+                text += &format!("; it {relation} {}", names.join(", "));
+            }
+        }
+        text.push('\n');
     }
     let verdict = match report.damaged.len() as u64 {
         0 if !report.repaired.is_empty() => format!("{} repaired", count(report.repaired.len() as u64, "blob")),

@@ -5,6 +5,9 @@
 //! may these two directories, as when they were moved to another disk, if root or the user of this process made it.
 //! `.wmount/`, and what is below it, may not.
 //!
+//! Nor may whoever owns one of these directories put a file into it that he cannot read himself, such as one of root's that lay
+//! in a directory of his: this process may be able to read it.
+//!
 //! Opening a device may act, so a file's type is looked at before it is opened, and again on what was opened.
 
 use std::fs::{self, File, Metadata, Permissions};
@@ -110,7 +113,15 @@ impl Dir {
         let regular = if found.is_symlink() { self.metadata(inside)?.is_file() } else { found.is_file() };
         check_regular(regular)?;
         let file = File::from(self.at(inside, READ)?);
-        check_regular(file.metadata()?.is_file())?;
+        let opened = file.metadata()?;
+        check_regular(opened.is_file())?;
+        if !all_may_read(&opened) {
+            let dir = match inside.rsplit_once('/') {
+                Some((dir, _)) => self.metadata(dir)?,
+                None => File::from(self.0.try_clone()?).metadata()?,
+            };
+            check_owner(&opened, &dir)?;
+        }
         Ok(file)
     }
 
@@ -164,8 +175,10 @@ fn without_any_link(path: &Path) -> io::Result<File> {
 
     check_regular(type_at(CWD, path)?.is_file())?;
     let file = File::from(openat2(CWD, path, READ, Mode::empty(), ResolveFlags::NO_SYMLINKS)?);
-    check_regular(file.metadata()?.is_file())?;
-    Ok(file)
+    let opened = file.metadata()?;
+    check_regular(opened.is_file())?;
+    // Whose directory it is in is to be seen where that is held open.
+    if all_may_read(&opened) { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -182,11 +195,28 @@ fn check_regular(regular: bool) -> io::Result<()> {
     if regular { Ok(()) } else { Err(io::Error::other("is no regular file")) }
 }
 
+fn all_may_read(file: &Metadata) -> bool {
+    file.mode() & 0o004 != 0
+}
+
+/// Whether a file that not all may read is one of the user whose directory it is in, or that user one to be trusted.
+fn check_owner(file: &Metadata, dir: &Metadata) -> io::Result<()> {
+    if is_trusted(dir.uid()) || file.uid() == dir.uid() {
+        return Ok(());
+    }
+    let (owner, other) = (dir.uid(), file.uid());
+    Err(io::Error::other(format!("belongs to uid {other} and lies in a directory of uid {owner}, who may not read it")))
+}
+
+/// Root, and the user of this process.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
 /// Whether a link was made by root or by the user of this process.
 fn check_maker(link: &Metadata) -> io::Result<()> {
     match link.uid() {
-        0 => Ok(()),
-        maker if maker == rustix::process::geteuid().as_raw() => Ok(()),
+        maker if is_trusted(maker) => Ok(()),
         maker => Err(io::Error::other(format!("is a link of another user (uid {maker}), which is not followed"))),
     }
 }

@@ -64,6 +64,7 @@ impl Store {
 
     pub(super) fn remove_locked(&self, name: &ModelName, _lock: &Lock) -> Result<()> {
         let found = self.find_one(name)?;
+        self.check_one_file_system()?;
         let removed = self.own_path("removed")?;
         fs::create_dir_all(&removed).at(&removed)?;
         let manifest = self.manifest_path(name);
@@ -110,11 +111,12 @@ impl Store {
     /// Removes every blob that no manifest reaches.
     ///
     /// # Errors
-    /// A manifest that cannot be read stops it before anything is removed: nobody knows what it reaches.
+    /// A manifest, or a directory of them, that cannot be read stops it before anything is removed: nobody knows what it
+    /// reaches.
     pub fn gc(&self) -> Result<GcReport> {
         let _lock = self.lock()?;
         let mut reached: HashSet<Digest> = HashSet::new();
-        let models = self.find()?;
+        let models = self.find_all()?;
         self.clean_forms(&models)?;
         for found in models {
             reached.extend(self.manifest(&found)?.blobs().map(|layer| layer.digest));

@@ -195,7 +195,7 @@ impl IngestDir {
         // Who writes just now may be about to name it, and leaves it to the next gc.
         let Some(_lock) = self.store.try_lock()? else { return Ok(false) };
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = self.store.find()?;
+        let found = self.store.find_all()?;
         if reached.0 != found {
             let mut digests = HashSet::new();
             for found in &found {

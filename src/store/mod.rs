@@ -74,6 +74,15 @@ pub struct Found {
     pub forms: [u64; 2],
 }
 
+/// What is below `manifests/`.
+#[derive(Debug)]
+pub struct Survey {
+    /// The models, in order of name.
+    pub models: Vec<Found>,
+    /// Why something could not be looked at that may be a model, too.
+    pub hidden: Vec<Error>,
+}
+
 impl Found {
     fn identity(&self) -> impl Eq + std::hash::Hash + '_ {
         (&self.name, self.written, self.version, self.changed, self.forms)
@@ -220,6 +229,24 @@ impl Store {
         Ok(dir.join(name))
     }
 
+    /// Checks that what is in `.wmount/` can be given a name in the store's other directories, and the reverse.
+    fn check_one_file_system(&self) -> Result<()> {
+        use std::os::unix::fs::MetadataExt;
+
+        let device = |dir: &Path| fs::metadata(dir).at(dir).map(|found| found.dev());
+        let own = device(&self.own_path("")?)?;
+        for dir in [self.root.join("blobs"), self.manifests_dir()] {
+            if device(&dir)? != own {
+                let (dir, root) = (dir.display(), self.root.display());
+                return Err(Error::Invalid(format!(
+                    "{dir}: is on another file system than {root}: such a store is read and not written to; move all of it \
+                     there, and let {root} be the link"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// That something of the store cannot be written to, and who can do it.
     fn unwritable(&self, path: &Path, error: std::io::Error) -> Error {
         use std::os::unix::fs::MetadataExt;
@@ -320,33 +347,48 @@ impl Store {
 
     /// Every manifest of the store, in order of name; what is none is passed over with a log line.
     pub fn find(&self) -> Result<Vec<Found>> {
-        let mut found = Vec::new();
+        Ok(self.survey()?.models)
+    }
+
+    /// The same for who takes away what no manifest reaches.
+    ///
+    /// # Errors
+    /// Something below `manifests/` cannot be looked at: nobody knows what it reaches.
+    fn find_all(&self) -> Result<Vec<Found>> {
+        let Survey { models, hidden } = self.survey()?;
+        match hidden.first() {
+            None => Ok(models),
+            Some(error) => Err(Error::Invalid(format!(
+                "{error}; it may be a model, so nothing is removed: mend it, or take it away"
+            ))),
+        }
+    }
+
+    /// Looks through `manifests/`.
+    pub fn survey(&self) -> Result<Survey> {
+        let (mut found, mut hidden) = (Vec::new(), Vec::new());
+        let mut pass_over = |path: PathBuf, error: Error| {
+            self.ignore(path, &error);
+            hidden.extend(may_hide_a_model(&error).then_some(error));
+        };
         let root = self.manifests_dir();
         let manifests = Dir::open(&root).at(&root)?;
         let forms = self.form_files();
         for host in children(&root)? {
-            for namespace in self.below(&root.join(&host)) {
-                for name in self.below(&root.join(&host).join(&namespace)) {
+            for namespace in below(&root.join(&host), &mut pass_over) {
+                for name in below(&root.join(&host).join(&namespace), &mut pass_over) {
                     let dir = root.join(&host).join(&namespace).join(&name);
-                    for tag in self.below(&dir) {
+                    for tag in below(&dir, &mut pass_over) {
                         match found_in(&manifests, &dir.join(&tag), [&host, &namespace, &name, &tag]) {
                             Ok(model) => found.push(Found { forms: forms.of(&model.name), ..model }),
-                            Err(error) => self.ignore(dir.join(&tag), &error),
+                            Err(error) => pass_over(dir.join(&tag), error),
                         }
                     }
                 }
             }
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(found)
-    }
-
-    /// The names in a directory below `manifests/`; nothing in what is no directory or cannot be read.
-    fn below(&self, dir: &Path) -> Vec<String> {
-        children(dir).unwrap_or_else(|error| {
-            self.ignore(dir.to_owned(), &error);
-            Vec::new()
-        })
+        Ok(Survey { models: found, hidden })
     }
 
     /// Says once that something below `manifests/` is no manifest.
@@ -359,15 +401,28 @@ impl Store {
         }
     }
 
-    /// The manifest of one model, if the store has it.
+    /// The manifest of one model.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if the store does not have it; others if nobody can tell.
     pub fn find_one(&self, name: &ModelName) -> Result<Found> {
         let path = self.manifest_path(name);
         let found = Dir::open(&self.manifests_dir())
             .at(&path)
             .and_then(|manifests| found_in(&manifests, &path, [&name.host, &name.namespace, &name.name, &name.tag]));
-        found
-            .map(|model| Found { forms: self.form_files_of(&model.name), ..model })
-            .map_err(|_| Error::NotFound(format!("model {name} in the store {}", self.root.display())))
+        match found {
+            Ok(model) => Ok(Found { forms: self.form_files_of(&model.name), ..model }),
+            Err(error) if may_hide_a_model(&error) => Err(error),
+            Err(_) => Err(Error::NotFound(format!("model {name} in the store {}", self.root.display()))),
+        }
+    }
+
+    /// The same where there need not be one.
+    fn find_any(&self, name: &ModelName) -> Result<Option<Found>> {
+        match self.find_one(name) {
+            Err(Error::NotFound(_)) => Ok(None),
+            found => found.map(Some),
+        }
     }
 }
 
@@ -376,6 +431,26 @@ fn make_dir(dir: &Path) -> std::io::Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         outcome => outcome,
+    }
+}
+
+/// The names in a directory below `manifests/`; none in what is no directory or cannot be read.
+fn below(dir: &Path, pass_over: &mut impl FnMut(PathBuf, Error)) -> Vec<String> {
+    children(dir).unwrap_or_else(|error| {
+        pass_over(dir.to_owned(), error);
+        Vec::new()
+    })
+}
+
+/// Whether what cannot be looked at is, or holds, a manifest for all that is known.
+fn may_hide_a_model(error: &Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+    let Error::Io { path, source } = error else { return false };
+    match source.kind() {
+        NotADirectory => false,
+        // It is gone by now, or a link to what is not there just now, such as a disk.
+        NotFound => fs::symlink_metadata(path).is_ok(),
+        _ => true,
     }
 }
 
@@ -399,7 +474,7 @@ fn found_in(manifests: &Dir, path: &Path, [host, namespace, name, tag]: [&str; 4
     let name = ModelName::new(host, namespace, name, tag)?;
     let metadata = manifests.metadata(&name.manifest_path()).at(path)?;
     if !metadata.is_file() {
-        return Err(Error::io(path, std::io::Error::other("is no regular file")));
+        return Err(Error::Invalid("is no regular file".into()));
     }
     let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     let changed = (metadata.ctime(), metadata.ctime_nsec());

@@ -78,6 +78,7 @@ impl Draft {
 impl<'a> Stage<'a> {
     /// Begins; what an earlier command left behind in `.wmount/tmp` when it was killed is removed.
     pub fn new(store: &'a Store, _lock: &Lock) -> Result<Stage<'a>> {
+        store.check_one_file_system()?;
         let dir = store.own_path("tmp")?;
         if dir.exists() {
             fs::remove_dir_all(&dir).at(&dir)?;
@@ -245,7 +246,7 @@ impl<'a> Stage<'a> {
             self.keep();
             return Ok(());
         }
-        if let (true, Ok(old)) = (replace, self.store.find_one(name)) {
+        if replace && let Some(old) = self.store.find_any(name)? {
             self.store.keep_removed(&old)?;
         }
         write_durably(&self.store.own_path("tmp")?, &path, manifest, || self.keep())

@@ -25,6 +25,12 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
+    /// Adds what nobody could look at, and which may be a model.
+    pub fn add_hidden(&mut self, hidden: Vec<Error>) {
+        let damage = |error: Error| Damage::of_manifest(error.to_string(), Vec::new());
+        self.damaged.extend(hidden.into_iter().map(damage));
+    }
+
     /// Moves what is mended to the repaired; `mended` says from where.
     pub(super) fn settle(&mut self, mended: impl Fn(&Digest, u64) -> Option<String>) {
         for damage in std::mem::take(&mut self.damaged) {
@@ -45,10 +51,16 @@ pub struct Damage {
     pub size: u64,
     /// What is wrong with it.
     pub fault: String,
-    /// The models that it hurts.
+    /// The models that it hurts; none if nobody can tell which.
     pub models: Vec<String>,
     /// The tensors and files that it holds, a few of them, by name.
     pub holds: Vec<String>,
+}
+
+impl Damage {
+    fn of_manifest(fault: String, models: Vec<String>) -> Damage {
+        Damage { digest: None, size: 0, fault, models, holds: Vec::new() }
+    }
 }
 
 /// Who needs a blob, and for what.
@@ -92,10 +104,7 @@ impl Store {
                         users.entry((layer.digest, layer.size)).or_default().add(&model, layer);
                     }
                 }
-                Err(error) => {
-                    let (fault, models) = (error.to_string(), vec![model]);
-                    report.damaged.push(Damage { digest: None, size: 0, fault, models, holds: Vec::new() });
-                }
+                Err(error) => report.damaged.push(Damage::of_manifest(error.to_string(), vec![model])),
             }
         }
         let blobs: Vec<((Digest, u64), Users)> = users.into_iter().collect();

@@ -196,6 +196,78 @@ def test_a_manifest_that_is_a_link_out_of_the_store_is_no_model(small, tmp_path)
     assert small.json("ls") == []
     with Mount(small, tmp_path / "mnt") as mount:
         assert os.listdir(mount / "safetensors") == []
+    blobs = small.blobs()
+    collected = small.run("gc", check=False)
+    assert (collected.returncode, small.blobs()) == (1, blobs)
+    assert "leads out of the store; it may be a model" in collected.stderr.decode()
+    faults = [it["fault"] for it in small.json("verify", code=1)["damaged"]]
+    assert len(faults) == 2 and all("leads out" in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize("hide", ["no rights", "a disk that is not mounted"])
+def test_gc_removes_nothing_while_models_cannot_be_looked_at(hers, place, hide):
+    model = hers / "manifests/registry.ollama.ai/library/mixed"
+    if hide == "no rights":
+        model.chmod(0)
+    else:
+        model.rename(place / "elsewhere")
+        model.symlink_to(place / "no disk")
+    for noise in [hers / "manifests/.DS_Store", hers / "manifests/registry.ollama.ai/library/tiny-llama/.DS_Store"]:
+        noise.touch()
+    before = Store(hers).blobs()
+    collected = as_user(ALICE, BINARY, "-s", hers, "gc")
+    assert (collected.returncode, Store(hers).blobs()) == (1, before)
+    assert str(model) in collected.stderr.decode() and "nothing is removed" in collected.stderr.decode()
+    verified = as_user(ALICE, BINARY, "-s", hers, "verify")
+    assert verified.returncode == 1 and str(model) in verified.stdout.decode()
+    if hide == "no rights":
+        model.chmod(0o755)
+    else:
+        model.unlink()
+        (place / "elsewhere").rename(model)
+    assert as_user(ALICE, BINARY, "-s", hers, "gc").returncode == 0
+    assert Store(hers).blobs() == before
+
+
+def test_a_store_on_two_disks_is_read_and_not_written_to(small, models, tmp_path):
+    assert ROOT, "this needs a second file system"
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], check=True)
+    try:
+        shutil.move(small.path / "blobs", disk / "blobs")
+        (small.path / "blobs").symlink_to(disk / "blobs")
+        with Mount(small, tmp_path / "mnt") as mount:
+            assert (mount / SHARD).read_bytes()
+        before = small.listing()
+        for args in [("import", models / "minilm-float", "-n", "new"), ("rm", "mixed")]:
+            done = small.run(*args, check=False)
+            assert done.returncode == 1 and "is on another file system" in done.stderr.decode()
+        assert small.listing() == before and small.json("verify")["damaged"] == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_root_reads_no_file_that_lies_in_a_store_of_somebody_who_may_not_read_it(hers, place):
+    """A file of root's in a directory of Alice's is one that she can move and not read."""
+    run("--allow-other", hers, place / "mnt")
+    assert os.stat(place / "mnt" / SHARD).st_mode & 0o777 == 0o444, "it was looked at while it was hers"
+    blob = max(blobs_of(hers, "tiny-llama") - blobs_of(hers, "mixed"), key=lambda path: path.stat().st_size)
+    secret(place, blob.stat().st_size).rename(blob)
+    for uid in (0, ALICE, BOB):
+        read = as_user(uid, "cat", place / "mnt/ollama@seed/blobs" / blob.name)
+        assert b"Input/output error" in read.stderr and not read.stdout
+    time.sleep(1.1)
+    assert f"in a directory of uid {ALICE}" in (place / "mnt/.wmount/status.json").read_text()
+    run("umount", place / "mnt")
+    own = Store(place / "own")
+    done, copied = copied_from(hers, own)
+    assert (done.returncode, copied) == (1, ["mixed:latest"]) and blob.name not in own.blobs()
+    # It is shown by whoever owns the directory, and as far as he may read it.
+    blob.chmod(0o444)
+    run("--allow-other", hers, place / "mnt")
+    assert reads(BOB, place / "mnt/ollama@seed/blobs" / blob.name)
+    run("umount", place / "mnt")
 
 
 @pytest.mark.parametrize("what", ["store", "blobs", "manifests"])

@@ -91,7 +91,10 @@ fn copy_one(
     // What cannot be read is no model, whatever its blobs are; what is wrong with a part of it comes along.
     from.load(found)?;
     let path = store.manifest_path(name);
-    if !replace && std::fs::read(&path).is_ok_and(|old| old != bytes) {
+    if !replace
+        && let Some(old) = store.find_any(name)?
+        && store.manifest_bytes(&old)? != bytes
+    {
         let what = format!("the store has another model {name}: give a new name, or --replace it");
         return Err(Error::Invalid(what));
     }

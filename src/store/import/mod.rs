@@ -113,8 +113,8 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     }
     let store = Store::create(root)?;
     let lock = store.lock()?;
-    let existing = match (store.find_one(&name), options.replace) {
-        (Ok(found), false) => Some((store.manifest(&found)?, store.load(&found)?)),
+    let existing = match (store.find_any(&name)?, options.replace) {
+        (Some(found), false) => Some((store.manifest(&found)?, store.load(&found)?)),
         _ => None,
     };
     if let Some((_, model)) = &existing {
