@@ -6,8 +6,18 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::{AtPath, Error, Result, plain};
 
-/// Prints text to stdout. A reader that has gone away is no error.
+/// Prints text to stdout. Control characters of names that strangers gave are escaped: a terminal would obey them.
 pub fn print(text: &str) -> Result<()> {
+    let acts = |char: char| char.is_control() && !matches!(char, '\n' | '\t');
+    if !text.contains(acts) {
+        return write(text);
+    }
+    let escaped = |char: char| if acts(char) { char.escape_default().collect() } else { String::from(char) };
+    write(&text.chars().map(escaped).collect::<String>())
+}
+
+/// A reader that has gone away is no error.
+fn write(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         outcome => outcome.at("stdout"),
@@ -17,7 +27,7 @@ pub fn print(text: &str) -> Result<()> {
 /// Prints a value as JSON.
 pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).expect("what is printed is plain data");
-    print(&(text + "\n"))
+    write(&(text + "\n"))
 }
 
 /// Prints an error as one line on stderr.
@@ -46,14 +56,16 @@ pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Columns of text, each as wide as its widest cell; numbers and sizes stand to the right.
+/// Columns of text, each as wide as its widest cell; numbers and sizes stand to the right. A cell is in one line, whatever
+/// names are in it.
 pub fn table(rows: &[Vec<String>], right: &[usize]) -> String {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().cloned().map(plain).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row: &Vec<String>| Some(row.get(column)?.chars().count())).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().enumerate().map(|(column, cell)| match right.contains(&column) {
             true => format!("{cell:>width$}", width = widths[column]),
             false => format!("{cell:<width$}", width = widths[column]),
@@ -99,6 +111,12 @@ impl crate::store::import::Progress for Bar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_cannot_make_a_row() {
+        let rows = [vec!["a\nb\x1b[2J".to_owned(), "1".to_owned()], vec!["c".to_owned(), "23".to_owned()]];
+        assert_eq!(table(&rows, &[1]), "a\\nb\\u{1b}[2J   1\nc              23\n");
+    }
 
     #[test]
     fn sizes() {

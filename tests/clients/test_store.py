@@ -6,7 +6,9 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import models as made
 import readers
@@ -87,6 +89,16 @@ def test_show_names_every_tensor_file_program_and_layout(world):
     assert files["tokenizer.json"]["digest"] == "sha256:" + digest(source)
     assert len(shown["programs"]) == 4
     assert {"amb", "coreml", "ollama", "safetensors", "original"} <= shown["layouts"].keys()
+
+
+def test_names_of_tensors_tell_the_terminal_nothing(store, tmp_path):
+    bell = "a\x1b]0;title\x07\x9b2J"
+    (tmp_path / "m").mkdir()
+    save_file({bell: np.zeros(4, np.float32)}, tmp_path / "m" / "model.safetensors")
+    said = store.run("import", tmp_path / "m", "-n", "m").stdout + store.run("show", "m").stdout
+    assert "\\u{1b}]0;title" in said.decode() and not any(ord(char) < 32 and char != "\n" for char in said.decode())
+    assert "\x9b" not in said.decode()
+    assert store.json("show", "m")["tensors"][0]["name"] == bell
 
 
 def test_show_of_an_unknown_model_fails(small):
