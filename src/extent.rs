@@ -393,6 +393,7 @@ pub(crate) mod tests {
         pieces: usize,
         taken: usize,
         bytes: Vec<u8>,
+        ended: bool,
     }
 
     impl Sink for Sent {
@@ -409,6 +410,11 @@ pub(crate) mod tests {
 
         fn file(&mut self, _: &std::fs::File, _: u64, _: usize) -> Option<()> {
             None
+        }
+
+        fn end(&mut self) -> Option<()> {
+            self.ended = true;
+            Some(())
         }
     }
 
@@ -465,7 +471,7 @@ pub(crate) mod tests {
             let mut sent = Sent::default();
             prop_assert_eq!(map.send(&blobs, offset as u64, len, &mut sent), (read > 0).then_some(read));
             prop_assert_eq!(&sent.bytes, &buf[..read]);
-            prop_assert_eq!((sent.promised, sent.pieces), (read, sent.taken));
+            prop_assert_eq!((sent.promised, sent.pieces, sent.ended), (read, sent.taken, read > 0));
             prop_assert!(buf[read..].iter().all(|&byte| byte == 0xAA));
         }
     }

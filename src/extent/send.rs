@@ -19,6 +19,9 @@ pub trait Sink {
 
     /// Takes `len` bytes of a file from `offset` on, all of them.
     fn file(&mut self, file: &File, offset: u64, len: usize) -> Option<()>;
+
+    /// Sends what was taken, which is all that was promised.
+    fn end(&mut self) -> Option<()>;
 }
 
 impl ExtentMap {
@@ -45,6 +48,7 @@ impl ExtentMap {
                 ExtentBytes::Computed { .. } => return None,
             }
         }
+        sink.end()?;
         Some(len)
     }
 }

@@ -15,7 +15,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use crossbeam_queue::ArrayQueue;
@@ -92,9 +92,8 @@ impl Splicing {
     ) -> Option<ReplyData> {
         let Some(device) = self.device.get().filter(|_| size >= LEAST) else { return Some(reply) };
         let Some(mut pipe) = self.pipes.pop() else { return Some(reply) };
-        let mut answer = Answer { pipe: &mut pipe, request, has_begun: false };
-        let (len, has_begun) = (send(&mut answer), answer.has_begun);
-        let sent = len.is_some_and(|len| pipe.empty_into(device, HEADER + len));
+        let mut answer = Answer { pipe: &mut pipe, device, request, len: 0 };
+        let (sent, has_begun) = (send(&mut answer).is_some(), answer.len > 0);
         let is_empty = sent || !has_begun || pipe.drain().is_ok();
         if is_empty {
             let _ = self.pipes.push(pipe);
@@ -118,15 +117,6 @@ impl Pipe {
         Ok(Pipe { from: from.into(), into: into.into(), slots })
     }
 
-    /// Moves all that is in the pipe to the device, as one reply.
-    fn empty_into(&self, device: impl AsFd, len: usize) -> bool {
-        let moved = splice(&self.from, None, device, None, len, SpliceFlags::empty());
-        if let Err(error) = moved {
-            tracing::debug!("a reply could not be spliced: {error}");
-        }
-        moved == Ok(len)
-    }
-
     /// Throws away what is in the pipe.
     fn drain(&mut self) -> io::Result<()> {
         let mut bytes = [0; PAGE];
@@ -142,9 +132,10 @@ impl Pipe {
 /// A reply on its way into a pipe.
 struct Answer<'a> {
     pipe: &'a mut Pipe,
+    device: &'a OwnedFd,
     request: RequestId,
-    /// Whether there may be something in the pipe.
-    has_begun: bool,
+    /// Its length in bytes, 0 as long as there is nothing in the pipe.
+    len: usize,
 }
 
 impl Sink for Answer<'_> {
@@ -157,7 +148,7 @@ impl Sink for Answer<'_> {
         let mut header = [0; HEADER];
         header[..4].copy_from_slice(&u32::try_from(HEADER + len).ok()?.to_ne_bytes());
         header[8..].copy_from_slice(&self.request.0.to_ne_bytes());
-        self.has_begun = true;
+        self.len = HEADER + len;
         self.bytes(&header)
     }
 
@@ -174,14 +165,29 @@ impl Sink for Answer<'_> {
         }
         Some(())
     }
+
+    /// Moves all that is in the pipe to the device, which takes it as one reply.
+    fn end(&mut self) -> Option<()> {
+        let moved = splice(&self.pipe.from, None, self.device, None, self.len, SpliceFlags::empty());
+        if let Err(error) = moved {
+            tracing::debug!("a reply could not be spliced: {error}");
+        }
+        (moved == Ok(self.len)).then_some(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
-    fn answer(pipe: &mut Pipe) -> Answer<'_> {
-        Answer { pipe, request: RequestId(7), has_begun: false }
+    fn device() -> OwnedFd {
+        tempfile::tempfile().unwrap().into()
+    }
+
+    fn answer<'a>(pipe: &'a mut Pipe, device: &'a OwnedFd) -> Answer<'a> {
+        Answer { pipe, device, request: RequestId(7), len: 0 }
     }
 
     #[test]
@@ -189,13 +195,14 @@ mod tests {
         let mut blob = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
         blob.write_all(&bytes).unwrap();
-        let mut pipe = Pipe::new().unwrap();
-        let mut reply = answer(&mut pipe);
+        let (mut pipe, device) = (Pipe::new().unwrap(), device());
+        let mut reply = answer(&mut pipe, &device);
         reply.begin(80_003, 2).unwrap();
         reply.file(&blob, 5_001, 80_000).unwrap();
         reply.bytes(b"end").unwrap();
+        reply.end().unwrap();
         let mut whole = vec![0; HEADER + 80_003];
-        pipe.from.read_exact(&mut whole).unwrap();
+        File::from(device).read_exact_at(&mut whole, 0).unwrap();
         assert_eq!(whole[..HEADER], [80_019u32.to_ne_bytes(), [0; 4], 7u32.to_ne_bytes(), [0; 4]].concat());
         assert_eq!(whole[HEADER..HEADER + 80_000], bytes[5_001..85_001]);
         assert_eq!(&whole[HEADER + 80_000..], b"end");
@@ -206,22 +213,22 @@ mod tests {
     fn a_file_that_ends_early_is_given_up_and_the_pipe_is_of_use_again() {
         let mut blob = tempfile::tempfile().unwrap();
         blob.write_all(&[1; 50_000]).unwrap();
-        let mut pipe = Pipe::new().unwrap();
+        let (mut pipe, device) = (Pipe::new().unwrap(), device());
         for _ in 0..100 {
-            let mut reply = answer(&mut pipe);
+            let mut reply = answer(&mut pipe, &device);
             reply.begin(70_000, 1).unwrap();
             assert_eq!(reply.file(&blob, 0, 70_000), None);
             pipe.drain().unwrap();
         }
-        answer(&mut pipe).begin(70_000, 1).unwrap();
+        answer(&mut pipe, &device).begin(70_000, 1).unwrap();
     }
 
     #[test]
     fn what_is_small_or_in_small_pieces_or_too_large_is_not_begun() {
-        let mut pipe = Pipe::new().unwrap();
+        let (mut pipe, device) = (Pipe::new().unwrap(), device());
         let room = pipe.slots * PAGE;
         for (len, pieces) in [(0, 0), (LEAST - 1, 1), (LEAST, LEAST / LEAST_PIECE + 1), (room, 1)] {
-            assert_eq!(answer(&mut pipe).begin(len, pieces), None, "{len} bytes in {pieces} pieces");
+            assert_eq!(answer(&mut pipe, &device).begin(len, pieces), None, "{len} bytes in {pieces} pieces");
         }
         pipe.drain().unwrap();
     }
@@ -230,9 +237,9 @@ mod tests {
     fn what_does_not_fit_is_given_up_instead_of_waited_for() {
         let mut blob = tempfile::tempfile().unwrap();
         blob.write_all(&vec![1; 2 * ROOM]).unwrap();
-        let mut pipe = Pipe::new().unwrap();
-        assert_eq!(answer(&mut pipe).file(&blob, 0, 2 * ROOM), None);
+        let (mut pipe, device) = (Pipe::new().unwrap(), device());
+        assert_eq!(answer(&mut pipe, &device).file(&blob, 0, 2 * ROOM), None);
         pipe.drain().unwrap();
-        assert_eq!(answer(&mut pipe).bytes(&vec![1; 2 * ROOM]), None);
+        assert_eq!(answer(&mut pipe, &device).bytes(&vec![1; 2 * ROOM]), None);
     }
 }

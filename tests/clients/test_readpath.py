@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import random
+import subprocess
 import time
 from pathlib import Path
 
@@ -112,6 +113,31 @@ def test_bytes_of_blobs_are_sent_without_a_copy_in_the_daemon(made, tmp_path, mo
         assert figures["bytes"] >= len(files[name])
         # What is left is the end of the file, and where a request has both the header and many small tensors.
         assert 0.9 * figures["bytes"] < figures["sent_bytes"] <= figures["bytes"]
+
+
+# Each request is two pieces of one blob and one of another at the most, and then the reply: what fails is any of them.
+@pytest.mark.parametrize("fault", ["error=EIO:when=2+3", "error=EAGAIN:when=3+5", "error=EPERM", "retval=4096:when=1+4", "retval=0:when=2+2"])
+def test_a_reply_that_cannot_be_sent_is_read_and_counted_once(made, tmp_path, monkeypatch, fault):
+    monkeypatch.setenv("WMOUNT_READ", "direct")
+    store, files = made
+    expected = files["model.safetensors"]
+    with Mount(store, tmp_path / "mnt") as mount:
+        pid = status(mount)["pid"]
+        log = tmp_path / "log"
+        tracer = subprocess.Popen(["strace", "-f", "-p", str(pid), "-o", log, "-e", "trace=splice", "-e", f"inject=splice:{fault}"], stderr=subprocess.PIPE)
+        assert b"attached" in tracer.stderr.readline()
+        count = 0
+        with open(mount / "safetensors/m/latest/model.safetensors", "rb", buffering=0) as f:
+            for start in range(0, len(expected), 300_000):
+                part = os.pread(f.fileno(), 300_000, start)
+                assert part == expected[start : start + 300_000]
+                count += len(part)
+        tracer.terminate()
+        tracer.wait()
+        assert "INJECTED" in log.read_text()
+        time.sleep(1.1)  # the kernel asks for a name again after a second
+        found = status(mount)
+        assert found["layouts"]["safetensors"]["bytes"] == count and found["problems"] == []
 
 
 def test_what_is_small_or_computed_is_not_sent(made, tmp_path, monkeypatch):
