@@ -173,7 +173,7 @@ impl IngestDir {
         for layer in manifest.blobs().filter(|layer| !stage.has(&layer.digest, layer.size)) {
             let file = Dir::plain(&self.dir).and_then(|dir| dir.file(&layer.digest.file_name()));
             let file = file.map_err(|error| damaged(&layer.digest, &error))?;
-            stage.take(&file, &layer.digest, layer.size)?;
+            stage.take_hashed(&file, &layer.digest, layer.size)?;
         }
         stage.flush()?;
         stage.publish(name, bytes, true)?;

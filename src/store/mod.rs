@@ -251,11 +251,16 @@ impl Store {
     fn unwritable(&self, path: &Path, error: std::io::Error) -> Error {
         use std::os::unix::fs::MetadataExt;
         match fs::metadata(&self.root) {
-            Ok(root) if error.kind() == std::io::ErrorKind::PermissionDenied => Error::Invalid(format!(
-                "{}: {error}; the store belongs to the user with the id {}: run this as that user",
-                path.display(),
-                root.uid()
-            )),
+            Ok(root) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                let (path, owner, store) = (path.display(), root.uid(), self.root.display());
+                Error::Invalid(if owner == rustix::process::geteuid().as_raw() {
+                    format!(
+                        "{path}: {error}; somebody else wrote to this store: have root give it back, chown -R {owner} {store}"
+                    )
+                } else {
+                    format!("{path}: {error}; the store belongs to the user with the id {owner}: run this as that user")
+                })
+            }
             _ => Error::io(path, error),
         }
     }

@@ -158,7 +158,32 @@ impl<'a> Stage<'a> {
 
     /// Takes a blob of another store, as a clone or another name of the file if the file system can, else as a copy;
     /// `false` if the store had it already.
+    ///
+    /// It is hashed in any case: a later import of the same bytes trusts its name.
     pub fn take(&self, from: &File, digest: &Digest, len: u64) -> Result<bool> {
+        self.take_if(from, digest, len, |file| {
+            let mut hasher = Hasher::new();
+            let read = |at, buf: &mut [u8]| file.read_at(buf, at);
+            for_each_to_the_end(0, read, |chunk| {
+                hasher.update(chunk);
+                Ok(())
+            })?;
+            Ok(hasher.finish())
+        })
+    }
+
+    /// The same of a blob whose content was hashed.
+    pub fn take_hashed(&self, from: &File, digest: &Digest, len: u64) -> Result<bool> {
+        self.take_if(from, digest, len, |_| Ok(*digest))
+    }
+
+    fn take_if(
+        &self,
+        from: &File,
+        digest: &Digest,
+        len: u64,
+        hash: impl FnOnce(&File) -> io::Result<Digest>,
+    ) -> Result<bool> {
         let damaged = |fault: String| Error::Damaged { digest: *digest, fault };
         let found = from.metadata().map_err(|error| damaged(error.to_string()))?;
         if found.len() != len {
@@ -168,7 +193,11 @@ impl<'a> Stage<'a> {
             return Ok(false);
         }
         let temporary = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
-        let temporary = if clone_file(from, temporary.as_file()) {
+        let check = |actual: Digest| match actual == *digest {
+            true => Ok(()),
+            false => Err(damaged(format!("its content has the digest {actual}"))),
+        };
+        let shared = if clone_file(from, temporary.as_file()) {
             temporary.as_file().set_permissions(Permissions::from_mode(0o444)).at(temporary.path())?;
             temporary.into_temp_path()
         } else if let Some(link) = self.link(from, &found, digest) {
@@ -177,13 +206,13 @@ impl<'a> Stage<'a> {
             let mut draft = Draft { file: temporary, hasher: Hasher::new(), len: 0, begun: 0 };
             let read = |at, buf: &mut [u8]| from.read_at(buf, at).map_err(|error| damaged(error.to_string()));
             for_each_to_the_end(0, read, |chunk| draft.write(chunk))?;
-            let actual = draft.hasher.clone().finish();
-            if actual != *digest {
-                return Err(damaged(format!("its content has the digest {actual}")));
-            }
+            check(draft.digest())?;
             return Ok(self.add(draft)?.1);
         };
-        self.lock().staged.insert(*digest, temporary);
+        // What was cloned or linked, and not what it came from: that may be changed.
+        let file = File::open(&shared).at(&shared)?;
+        check(hash(&file).map_err(|error| damaged(error.to_string()))?)?;
+        self.lock().staged.insert(*digest, shared);
         Ok(true)
     }
 

@@ -314,6 +314,26 @@ def test_blobs_that_another_user_could_change_are_copied_and_ones_own_are_linked
             assert not blob.samefile(original) or linked
 
 
+def test_a_copied_blob_is_what_its_name_says(small, tmp_path):
+    """A later import of the true bytes would take the name for them."""
+    blob = max(blobs_of(small.path, "tiny-llama"), key=lambda path: path.stat().st_size)
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.chmod(0o644)
+    blob.write_bytes(content)
+    into = Store(tmp_path / "into")
+    done, copied = copied_from(small.path, into)
+    assert (done.returncode, copied) == (1, ["mixed:latest"])
+    assert "its content has the digest" in done.stderr.decode() and blob.name not in into.blobs()
+
+
+def test_who_owns_a_store_that_root_wrote_to_is_told_how_to_get_it_back(hers, place):
+    shutil.rmtree(hers / ".wmount", ignore_errors=True)
+    Store(hers).run("gc")
+    done = as_user(ALICE, BINARY, "-s", hers, "gc")
+    assert done.returncode == 1 and f"chown -R {ALICE} {hers}" in done.stderr.decode()
+
+
 def test_an_import_does_not_follow_links_out_of_what_it_imports(small, models, tmp_path):
     """Such as those to keys, in a model of a stranger's: its blobs can be read by all."""
     before, stranger = small.listing(), tmp_path / "stranger"
