@@ -40,7 +40,7 @@ pub trait Blobs: Send + Sync {
 }
 
 /// Where the bytes of one extent come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Source {
     /// The map's own inline bytes, from this index on.
     Inline(usize),
@@ -103,7 +103,7 @@ impl Extent<'_> {
 }
 
 /// The extents that make up one virtual file.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct ExtentMap {
     /// Start of each extent, strictly increasing; the first is 0.
     starts: Vec<u64>,

@@ -98,6 +98,14 @@ impl Node {
         }
     }
 
+    /// The bytes of a file.
+    fn content(&self) -> Option<&ExtentMap> {
+        match &self.body {
+            Body::Dir(_) => None,
+            Body::File(file) => Some(&file.content),
+        }
+    }
+
     /// About how many bytes of memory it takes with all that is below it.
     fn memory(&self) -> u64 {
         128 + match &self.body {

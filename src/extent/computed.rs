@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::transform::{Input, Transform};
 
 /// A tensor that is transformed when it is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Computed {
     /// What is done to it.
     pub transform: Transform,

@@ -1,12 +1,15 @@
 //! The models of the snapshot, and where their nodes stand.
 
 use std::collections::HashMap;
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::numbering::Numbering;
 use super::view::View;
 use super::{Node, Step};
+use crate::chunks::{buffer, for_each_chunk};
+use crate::digest::{Digest, Hasher};
 use crate::error::{Error, Result};
 use crate::keep::{Cell, Keep};
 use crate::layout::{self, Files, Layout};
@@ -104,6 +107,24 @@ impl Entry {
         }
         let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
         plan.get(&self.keep, make)
+    }
+
+    /// Whether the store has a blob, with this length.
+    pub(super) fn has_blob(&self, digest: &Digest, len: u64) -> bool {
+        fs::metadata(self.store.blob_path(digest)).is_ok_and(|found| found.is_file() && found.len() == len)
+    }
+
+    /// Hashes the file of this name in the directory at an anchor.
+    pub(super) fn digest_of(&self, view: View, anchor: usize, name: &str) -> Result<Digest> {
+        let planned = self.planned(view)?;
+        let content = planned[anchor].child(name)?.content().ok_or(Error::IsDir)?;
+        let mut hasher = Hasher::new();
+        let read = |at, part: &mut [u8]| content.read(self.store.blobs(), at, part).map(drop);
+        for_each_chunk(0..content.size(), &mut buffer(content.size()), read, |part| {
+            hasher.update(part);
+            Ok(())
+        })?;
+        Ok(hasher.finish())
     }
 
     /// What stands at the anchors of one variant of a layout, by index.

@@ -1,10 +1,11 @@
 //! The directories above the models, made of names alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
-use super::union::Row;
+use super::union::{Claim, Row};
 use super::view::View;
 use super::{Body, Entry, Kind, Node, Place, ROOT, Union, WORTH, number};
 use crate::cores::on_all_cores;
@@ -165,7 +166,7 @@ impl SkeletonDir {
             return Ok(union.clone());
         }
         // One growing list: a list for each model would leave a million small holes in memory.
-        let rows = Mutex::new(Vec::new());
+        let (claims, prints) = (Mutex::new(Vec::new()), RandomState::new());
         let add = |index: usize, (): &mut ()| {
             let (entry, view, anchor) = &self.shared[index];
             let planned = match entry.planned(*view) {
@@ -176,20 +177,49 @@ impl SkeletonDir {
                 }
             };
             let Body::Dir(children) = &planned[*anchor].body else { return true };
-            let row = |(name, node): &(Box<str>, Arc<Node>)| {
-                Some(Row { digest: Digest::from_file_name(name)?, ino: node.ino, model: index as u32 })
+            let claim = |(name, node): &(Box<str>, Arc<Node>)| {
+                let (digest, content) = (Digest::from_file_name(name)?, node.content()?);
+                let row = Row { digest, ino: node.ino, model: index as u32 };
+                let (print, is_stored) = (prints.hash_one(content), content.whole_blob() == Some(digest));
+                Some(Claim { row, print, len: content.size(), is_stored })
             };
-            rows.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(row));
+            claims.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(claim));
             true
         };
         let whole = on_all_cores(self.shared.len(), WORTH, &add).into_iter().all(|added| added);
-        let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let union = Arc::new(Union::of(rows));
+        let claims = claims.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let union = Arc::new(Union::of(claims, |claims| self.believed(claims)));
         // What a damaged model lacks is looked for again.
         match whole {
             true => Ok(self.union.get_or_init(|| union).clone()),
             false => Ok(union),
         }
+    }
+
+    /// Which of these claims for one digest is right: that of the stored blob, else that of content which has the digest. If
+    /// none is, it is one whose content cannot be read just now, or the first.
+    fn believed(&self, claims: &[Claim]) -> usize {
+        let digest = claims[0].row.digest;
+        let model = |claim: &Claim| &self.shared[claim.row.model as usize];
+        if let Some(stored) = claims.iter().position(|it| it.is_stored && model(it).0.has_blob(&digest, it.len)) {
+            return stored;
+        }
+        // The shortest first: who lies can make others wait for no longer than their own blob takes.
+        let mut order: Vec<usize> = (0..claims.len()).collect();
+        order.sort_by_key(|index| claims[*index].len);
+        let (mut hashed, mut unread) = (HashSet::new(), None);
+        for index in order {
+            if !hashed.insert(claims[index].print) {
+                continue;
+            }
+            let (entry, view, anchor) = model(&claims[index]);
+            match entry.digest_of(*view, *anchor, &digest.file_name()) {
+                Ok(actual) if actual == digest => return index,
+                Ok(actual) => tracing::warn!("model {}: its blob {digest} has the digest {actual}", entry.found.name),
+                Err(_) => unread = unread.or(Some(index)),
+            }
+        }
+        unread.unwrap_or(0)
     }
 
     /// The directory at a path below this one, made as needed.

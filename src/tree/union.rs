@@ -1,4 +1,7 @@
 //! The directory that the blobs of all models share, in few bytes for each.
+//!
+//! Which digest a blob has that is put together when it is read, and how long a stored one is, a manifest says. One that lies
+//! must not show its own bytes to those who want another model's.
 
 use crate::digest::Digest;
 
@@ -10,7 +13,7 @@ pub struct Union {
 }
 
 /// One blob.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     pub digest: Digest,
     pub ino: u64,
@@ -18,13 +21,28 @@ pub(super) struct Row {
     pub model: u32,
 }
 
+/// What a model shows as a blob.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub row: Row,
+    /// The same for the same content, and nobody can choose another that has it, too.
+    pub print: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Whether it is the stored blob of this digest, if there is one of this length.
+    pub is_stored: bool,
+}
+
 impl Union {
-    /// Of several models that have a blob, the first shows it.
-    pub(super) fn of(mut rows: Vec<Row>) -> Union {
-        rows.sort_unstable_by(|a, b| (&a.digest, a.model).cmp(&(&b.digest, b.model)));
-        rows.dedup_by(|next, first| next.digest == first.digest);
-        rows.shrink_to_fit();
-        Union { rows }
+    /// Of several models that have a blob, the first shows it. If what they have is not the same, `believe` says whose is
+    /// right.
+    pub(super) fn of(mut claims: Vec<Claim>, believe: impl Fn(&[Claim]) -> usize) -> Union {
+        claims.sort_unstable_by_key(|claim| (claim.row.digest, claim.row.model));
+        let rows = claims.chunk_by(|a, b| a.row.digest == b.row.digest).map(|claims| {
+            let are_same = claims.iter().all(|claim| claim.print == claims[0].print);
+            claims[if are_same { 0 } else { believe(claims) }].row
+        });
+        Union { rows: rows.collect() }
     }
 
     /// The model that shows a blob, by its index among those that share the directory.

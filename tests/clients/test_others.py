@@ -327,6 +327,33 @@ def test_a_copied_blob_is_what_its_name_says(small, tmp_path):
     assert "its content has the digest" in done.stderr.decode() and blob.name not in into.blobs()
 
 
+@pytest.mark.parametrize("lie", ["digest", "length"])
+def test_a_manifest_that_lies_of_a_blob_shows_it_to_nobody_else(store, tmp_path, lie):
+    """ollama/blobs is one directory for all models, and the liar is first in it."""
+    for name, seed in [("a-liar", 1), ("honest", 2)]:
+        (tmp_path / name).mkdir()
+        weights = np.random.default_rng(seed).standard_normal((64, 64)).astype(np.float32)
+        save_file({"weight": weights}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", "seed": seed}))
+        store.add(tmp_path / name, name=name)
+    manifests = {name: store.path / "manifests/registry.ollama.ai/library" / name / "latest" for name in ["a-liar", "honest"]}
+    read = {name: json.loads(path.read_bytes()) for name, path in manifests.items()}
+    tensor = {name: next(it for it in read[name]["layers"] if it.get("named")) for name in read}
+    config = {name: next(it for it in read[name]["layers"] if it.get("name") == "config.json") for name in read}
+    if lie == "digest":
+        tensor["a-liar"]["named"] = tensor["honest"]["named"]
+    else:
+        config["a-liar"] |= {"digest": config["honest"]["digest"], "size": 5}
+    manifests["a-liar"].write_text(json.dumps(read["a-liar"]))
+    with Mount(store, tmp_path / "mnt") as mount:
+        for claimed in [tensor["honest"]["named"], config["honest"]["digest"]]:
+            blob = mount / "ollama/blobs" / claimed.replace(":", "-")
+            assert "sha256:" + hashlib.sha256(blob.read_bytes()).hexdigest() == claimed
+        assert (mount / "safetensors/honest/latest/model.safetensors").read_bytes() == (tmp_path / "honest/model.safetensors").read_bytes()
+        listed = os.listdir(mount / "ollama/blobs")
+        assert len(listed) == len(set(listed))
+
+
 def test_who_owns_a_store_that_root_wrote_to_is_told_how_to_get_it_back(hers, place):
     shutil.rmtree(hers / ".wmount", ignore_errors=True)
     Store(hers).run("gc")
