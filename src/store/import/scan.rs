@@ -1,5 +1,6 @@
 //! What lies below a path that is to be imported: regular files and directories, links followed as far as they may lead.
 
+use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -12,6 +13,9 @@ use crate::model::check_path;
 
 /// Directories that tools keep beside models; they are no part of one.
 const SKIPPED: [&str; 3] = [".git", ".cache", ".DS_Store"];
+
+/// Paths to one directory, at the most: links can make very many of few.
+const MOST: u32 = 64;
 
 /// A regular file.
 #[derive(Debug)]
@@ -89,7 +93,8 @@ pub(super) fn scan(path: &Path, bounds: &Bounds) -> Result<Scan> {
         scan.files.push(found_file(name, path, real, &metadata));
         return Ok(scan);
     }
-    walk(path, "", bounds, &mut vec![identity(&metadata)], &mut scan)?;
+    let mut walk = Walk { bounds, above: vec![identity(&metadata)], entered: HashMap::new(), scan: &mut scan };
+    walk.below(path, "")?;
     scan.files.sort_by(|a, b| a.path.cmp(&b.path));
     scan.dirs.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(scan)
@@ -113,30 +118,49 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-fn walk(dir: &Path, prefix: &str, bounds: &Bounds, above: &mut Vec<(u64, u64)>, scan: &mut Scan) -> Result<()> {
-    for entry in fs::read_dir(dir).at(dir)? {
-        let place = entry.at(dir)?.path();
-        let name = place.file_name().and_then(|name| name.to_str());
-        let name = name.ok_or_else(|| Error::Invalid(format!("{}: its name is not UTF-8", place.display())))?;
-        if SKIPPED.contains(&name) {
-            scan.skipped.push(place);
-            continue;
+/// The walk through a directory.
+struct Walk<'a> {
+    bounds: &'a Bounds,
+    /// The directories that it is in.
+    above: Vec<(u64, u64)>,
+    /// How often it was in each.
+    entered: HashMap<(u64, u64), u32>,
+    scan: &'a mut Scan,
+}
+
+impl Walk<'_> {
+    fn below(&mut self, dir: &Path, prefix: &str) -> Result<()> {
+        for entry in fs::read_dir(dir).at(dir)? {
+            let place = entry.at(dir)?.path();
+            let name = place.file_name().and_then(|name| name.to_str());
+            let name = name.ok_or_else(|| Error::Invalid(format!("{}: its name is not UTF-8", place.display())))?;
+            if SKIPPED.contains(&name) {
+                self.scan.skipped.push(place);
+                continue;
+            }
+            let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") };
+            check_path(&path).map_err(|what| Error::Invalid(format!("{}: {what}", place.display())))?;
+            let (metadata, real) = checked(&place, self.bounds)?;
+            if metadata.is_file() {
+                self.scan.files.push(found_file(path, &place, real, &metadata));
+                continue;
+            }
+            let refuse = |what: String| Err(Error::Invalid(format!("{}: {what}", place.display())));
+            let identity = identity(&metadata);
+            if self.above.contains(&identity) {
+                return refuse("is a link to a directory that it is in".into());
+            }
+            let entered = self.entered.entry(identity).or_default();
+            if *entered == MOST {
+                return refuse(format!("is a directory that {MOST} other paths lead to already"));
+            }
+            *entered += 1;
+            let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            self.scan.dirs.push(FoundDir { path: path.clone(), mtime });
+            self.above.push(identity);
+            self.below(&place, &path)?;
+            self.above.pop();
         }
-        let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") };
-        check_path(&path).map_err(|what| Error::Invalid(format!("{}: {what}", place.display())))?;
-        let (metadata, real) = checked(&place, bounds)?;
-        if metadata.is_file() {
-            scan.files.push(found_file(path, &place, real, &metadata));
-            continue;
-        }
-        if above.contains(&identity(&metadata)) {
-            return Err(Error::Invalid(format!("{}: is a link to a directory that it is in", place.display())));
-        }
-        let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-        scan.dirs.push(FoundDir { path: path.clone(), mtime });
-        above.push(identity(&metadata));
-        walk(&place, &path, bounds, above, scan)?;
-        above.pop();
+        Ok(())
     }
-    Ok(())
 }

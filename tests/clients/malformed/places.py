@@ -72,6 +72,20 @@ for target in (".", "..", "../..", "../../../model"):
     cases.add(f"a link to {target}", loop(target), "again: is a link to a directory that it is in")
 
 
+def doubling(directory: Path) -> Path:
+    """Thirty directories, each with two links to the next."""
+    root = directory / "model"
+    for level in range(30):
+        (root / str(level)).mkdir(parents=True)
+        for link in "ab":
+            (root / str(level) / link).symlink_to(f"../{level + 1}")
+    (root / "30").mkdir()
+    return root
+
+
+cases.add("links that make a thousand million directories of thirty", doubling, "is a directory that 64 other paths lead to already")
+
+
 def named(name: bytes):
     def make(directory: Path) -> Path:
         (directory / "config.json").write_text("{}")
