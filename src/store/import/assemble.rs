@@ -52,7 +52,7 @@ pub(super) fn manifest(
             }
             continue;
         }
-        add_layers(&mut manifest.layers, layers, &source);
+        add_layers(&mut manifest.layers, layers, &source)?;
         add_unnamed(&mut manifest.layers, &source, &lens);
         let missing = |layer: &Layer| !manifest.layers.iter().any(|other| other.digest == layer.digest);
         maps.retain(missing);
@@ -132,7 +132,11 @@ fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, pat
 ///
 /// Programs of several shapes use the same names: equal content is one tensor, other content stands below the name
 /// of its package, so that names that are there never change.
-fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) {
+///
+/// # Errors
+/// Very many have one name: each would be compared with all others.
+fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) -> Result<()> {
+    const NAMESAKES: usize = 256;
     new.sort_by(|a, b| (&a.media_type, &a.name).cmp(&(&b.media_type, &b.name)));
     let key = |layer: &Layer| (layer.media_type.clone(), layer.name.clone());
     let mut taken: BTreeMap<(String, String), Digest> = layers.iter().map(|layer| (key(layer), layer.digest)).collect();
@@ -146,10 +150,12 @@ fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) {
     for mut layer in new {
         let plain = layer.name.clone();
         let stem = source.kind.stem(&source.name);
-        let others = (2..).map(|number| format!("{stem}/{plain}#{number}"));
+        let others = (2..=NAMESAKES).map(|number| format!("{stem}/{plain}#{number}"));
         let mut candidates = [plain.clone(), format!("{stem}/{plain}")].into_iter().chain(others);
         let is_new = loop {
-            layer.name = candidates.next().expect("there is always another number");
+            layer.name = candidates.next().ok_or_else(|| {
+                Error::Invalid(format!("{}: more than {NAMESAKES} tensors are called {plain:?}", source.name))
+            })?;
             match taken.get(&key(&layer)) {
                 Some(digest) if *digest == layer.digest => break false,
                 Some(_) => {}
@@ -161,6 +167,7 @@ fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) {
             layers.push(layer);
         }
     }
+    Ok(())
 }
 
 /// Names the blobs that only the recipe knows: a blob that no layer names is one that `gc` may take.

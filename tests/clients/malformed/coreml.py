@@ -328,3 +328,10 @@ package(
     "is a link to nothing",
     extra=lambda root: ((root / WEIGHTS).unlink(), (root / WEIGHTS).symlink_to("x")),
 )
+package(
+    "three hundred tensors of one name",
+    "m.mlpackage",
+    "more than 256 tensors are called",
+    program=model(*(constant("w", FP32, [2, 2], blob(offset=64 + 128 * number)) for number in range(300))),
+    weights=weights(*((2, struct.pack("<IIII", number, 1, 2, 3)) for number in range(300))),
+)
