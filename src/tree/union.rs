@@ -42,7 +42,9 @@ impl Union {
             let are_same = claims.iter().all(|claim| claim.print == claims[0].print);
             claims[if are_same { 0 } else { believe(claims) }].row
         });
-        Union { rows: rows.collect() }
+        let mut rows: Vec<Row> = rows.collect();
+        rows.shrink_to_fit();
+        Union { rows }
     }
 
     /// The model that shows a blob, by its index among those that share the directory.
