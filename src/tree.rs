@@ -155,9 +155,11 @@ impl Tree {
         self.sorted.get_or_init(|| self.sort());
     }
 
-    /// Whether a model has said so after it was no longer waited for: another snapshot can show it.
+    /// Whether another snapshot can show a model that this one cannot: it has said so after it was no longer waited for,
+    /// or what was wrong with it is mended.
     pub fn is_behind(&self) -> bool {
-        self.sorted.get().is_some_and(|late| late.iter().any(|entry| !entry.is_late()))
+        let Some(late) = self.sorted.get() else { return false };
+        late.iter().any(|entry| !entry.is_late()) || self.entries.iter().any(|entry| entry.may_be_mended())
     }
 
     /// From the memo, or by reading the models.

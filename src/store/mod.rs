@@ -21,6 +21,7 @@ mod load;
 mod memo;
 mod near;
 mod repair;
+mod seen;
 mod stage;
 mod verify;
 
@@ -40,6 +41,7 @@ use beneath::Dir;
 pub use blobs::BlobFiles;
 pub use gc::{GcReport, Lease};
 pub use repair::{Repaired, RepairedFile};
+pub use seen::Seen;
 pub use verify::{Damage, VerifyReport};
 
 /// wmount's own directory in a store.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::keep::{Cell, Keep};
 use crate::layout::{self, Files, Layout};
 use crate::model::Model;
-use crate::store::{Found, Store};
+use crate::store::{Found, Seen, Store};
 
 /// The layout that shows what cannot be read.
 const UNREAD: &str = "original";
@@ -37,6 +37,8 @@ pub struct Entry {
     variants: Mutex<HashMap<View, Arc<Cell<Anchored>>>>,
     /// A bit for each layout that shows it.
     pub(super) shown: OnceLock<u64>,
+    /// The file that kept it from being read when that was last tried.
+    unread: Mutex<Option<Seen>>,
     /// Whether the store has not answered in time to find that out.
     late: AtomicBool,
 }
@@ -54,6 +56,7 @@ impl Entry {
             plans,
             variants,
             shown: OnceLock::new(),
+            unread: Mutex::default(),
             late: AtomicBool::new(false),
         }
     }
@@ -166,7 +169,10 @@ impl Entry {
     /// A bit for each layout that shows it. What cannot be read is shown in `original/`, where touching it tells why.
     pub(super) fn look(&self, room: &mut Vec<u8>) -> u64 {
         let brief = self.store.load_brief(&self.found, room);
-        match brief.and_then(|brief| brief.map_or_else(|| self.model(), |brief| Ok(Arc::new(brief)))) {
+        let model = brief.and_then(|brief| brief.map_or_else(|| self.model(), |brief| Ok(Arc::new(brief))));
+        let unread = model.as_ref().err().and_then(|error| self.store.culprit(error));
+        *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = unread;
+        match model {
             // What damage hides is not remembered.
             Ok(model) if !model.is_settled() => mask(|view| view.expresses(&model).is_ok()),
             Ok(model) => *self.shown.get_or_init(|| mask(|view| view.expresses(&model).is_ok())),
@@ -175,6 +181,12 @@ impl Entry {
                 mask(|view| view.name() == UNREAD)
             }
         }
+    }
+
+    /// Whether what kept it from being read is another file by now, or there again, as when a disk is back.
+    pub(super) fn may_be_mended(&self) -> bool {
+        let unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.shown.get().is_none() && unread.is_some_and(|file| file.is_another())
     }
 
     /// Says whether the look takes longer than anybody waits.

@@ -1,14 +1,11 @@
 //! Damage that was met, for the log and the status: told of until the file that was damaged is another one.
 
 use std::collections::VecDeque;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Vfs;
 use crate::error::Error;
-use crate::store::Found;
+use crate::store::{Found, Seen};
 
 /// Problems that the status remembers.
 const MOST: usize = 20;
@@ -20,16 +17,8 @@ pub(super) struct Problems(Mutex<VecDeque<Problem>>);
 #[derive(Debug)]
 struct Problem {
     text: String,
-    /// The damaged file as it was.
-    file: Option<(PathBuf, Version)>,
-}
-
-/// Inode, length and time of a file; `None` if it is missing.
-type Version = Option<(u64, u64, i64, i64)>;
-
-fn version(path: &Path) -> Version {
-    let found = fs::metadata(path).ok()?;
-    Some((found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+    /// The damaged file.
+    file: Option<Seen>,
 }
 
 impl Problems {
@@ -37,8 +26,7 @@ impl Problems {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, text: String, file: Option<PathBuf>) {
-        let file = file.map(|path| (path.clone(), version(&path)));
+    fn add(&self, text: String, file: Option<Seen>) {
         let mut problems = self.lock();
         problems.retain(|problem| problem.text != text);
         problems.push_back(Problem { text, file });
@@ -56,7 +44,7 @@ impl Problems {
     fn review(&self) {
         let files: Vec<_> = self.lock().iter().filter_map(|problem| problem.file.clone()).collect();
         // Without the lock: a file system that does not answer holds up nobody who has a problem to tell.
-        let changed: Vec<_> = files.into_iter().filter(|(path, was)| version(path) != *was).collect();
+        let changed: Vec<_> = files.into_iter().filter(Seen::is_another).collect();
         self.lock().retain(|problem| !problem.file.as_ref().is_some_and(|file| changed.contains(file)));
     }
 }
@@ -73,11 +61,7 @@ impl Vfs {
         if matches!(error, Error::NotFound(_) | Error::Refused(_) | Error::NotDir | Error::IsDir | Error::Stale(_)) {
             return error;
         }
-        let file = match &error {
-            Error::Damaged { digest, .. } => Some(self.store.blob_path(digest)),
-            Error::Io { path, .. } | Error::Format { path, .. } => Some(path.clone()),
-            _ => None,
-        };
+        let file = self.store.culprit(&error);
         let error = match model() {
             Some(found) => {
                 let (model, holds) = (found.name.to_string(), self.tensors_in(&error, &found));
@@ -103,6 +87,8 @@ impl Vfs {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -112,7 +98,7 @@ mod tests {
         fs::write(&short, "x").unwrap();
         let problems = Problems::default();
         for (text, file) in [("a", &missing), ("b", &short), ("a", &missing)] {
-            problems.add(text.into(), Some(file.clone()));
+            problems.add(text.into(), Some(Seen::now(file.clone())));
         }
         problems.add("c".into(), None);
         problems.review();

@@ -102,3 +102,21 @@ def test_a_line_of_fstab_mounts(small, tmp_path):
         assert line.split()[2] == "fuse.wmount" and ("allow_other" in line) == (os.geteuid() == 0), line
     finally:
         unmount(at)
+
+
+@pytest.mark.parametrize("part", ["", "manifests"])
+def test_a_store_that_was_away_is_shown_again_when_it_is_back(small, models, tmp_path, part):
+    """As a disk that was unplugged while its store is mounted, and first looked at while it was away."""
+    place, aside = small.path / part, tmp_path / "aside"
+    with Mount(small, tmp_path / "mnt") as mount:
+        place.rename(aside)
+        shown = [mount / layout / "tiny-llama/latest" for layout in ("safetensors", "gds_export", "original")]
+        for path in shown:
+            with pytest.raises(OSError):
+                os.listdir(path)
+        with pytest.raises(OSError):
+            (mount / "amb/tiny-llama/latest.amb").read_bytes()
+        aside.rename(place)
+        assert eventually(lambda: all(path.is_dir() for path in shown)), "it is back, and not shown"
+        assert files(shown[0]) == files(models / "tiny-llama") == files(shown[2] / "tiny-llama")
+        assert eventually(lambda: (mount / "amb/tiny-llama/latest.amb").read_bytes()[:5] == b"AMBEE")
