@@ -15,8 +15,10 @@ pub(super) fn overflow<'a>(
     let mut hurt = Vec::new();
     for (name, computed) in casts.filter(|(_, computed)| matches!(computed.transform, Transform::F16(_))) {
         let survey = computed.survey(files.0)?;
-        let count = survey[..].try_into().map(u64::from_le_bytes);
-        let count = count.map_err(|_| Error::Invalid(format!("the count for {name:?} is damaged")))?;
+        let count = survey[..].try_into().map(u64::from_le_bytes).ok();
+        // No more values than bytes.
+        let count = count.filter(|count| *count <= computed.input_len);
+        let count = count.ok_or_else(|| Error::Invalid(format!("the count for {name:?} is damaged")))?;
         if count > 0 {
             hurt.push((count, name));
         }
@@ -24,7 +26,7 @@ pub(super) fn overflow<'a>(
     if hurt.is_empty() {
         return Ok(None);
     }
-    let total: u64 = hurt.iter().map(|(count, _)| count).sum();
+    let total: u128 = hurt.iter().map(|(count, _)| u128::from(*count)).sum();
     let named: Vec<String> = hurt.iter().take(NAMED).map(|(count, name)| format!("{count} in {name:?}")).collect();
     let more = hurt.len().saturating_sub(NAMED);
     let more = if more > 0 { format!(" and others in {more} more tensors") } else { String::new() };
