@@ -10,10 +10,11 @@ machine; ratios are taken against the plain file of the same round, and the tabl
 
 States: `cold`, with the page cache dropped (root); `first`, with the stored bytes in the page cache but the mount
 not yet read; `second`, the same again. Peers: `plain`; `wmount`, `wmount:cache` and `wmount:direct`, the mount and its
-modes; `bindfs` and `mergerfs` over the plain files (Debian's packages); `ratarmount` over a tar of them (PyPI, the
-version of requirements.txt). The plain file of a computed one is what `wmount export` writes. Real loaders (mlx, safetensors, coremltools)
-need --python, an interpreter that has them. What is not installed is left out, and named. --fs makes a file system of
-that kind in a file and works there (root).
+modes; `ceiling` and `ceiling:direct`, files of the same length whose bytes cost nothing, which is what FUSE itself takes
+(`cargo build --release --example ceiling`; root); `bindfs` and `mergerfs` over the plain files (Debian's packages);
+`ratarmount` over a tar of them (PyPI, the version of requirements.txt). The plain file of a computed one is what
+`wmount export` writes. Real loaders (mlx, safetensors, coremltools) need --python, an interpreter that has them. What is
+not installed is left out, and named. --fs makes a file system of that kind in a file and works there (root).
 """
 
 import argparse
@@ -39,9 +40,10 @@ from tensors import header
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("WMOUNT", REPOSITORY / "target/release/wmount")).resolve()
+CEILING = BINARY.parent / "examples/ceiling"
 MB = 1_000_000
 STATES = ["cold", "first", "second"]
-PEERS = ["plain", "wmount", "bindfs", "mergerfs", "ratarmount"]
+PEERS = ["plain", "wmount", "ceiling", "bindfs", "mergerfs", "ratarmount"]
 FILES = {
     "whole": "weights.bin",
     "large": "large.safetensors",
@@ -165,6 +167,12 @@ class Bench:
             run(BINARY, "--read", mode or "auto", self.store, self.at)
         elif name == "ratarmount":
             run(self.tool, self.tar, self.at)
+        elif name == "ceiling":
+            server = subprocess.Popen([CEILING, self.plain, self.at, mode])
+            while not os.path.ismount(self.at):
+                if server.poll() is not None:
+                    sys.exit(f"read.py: {CEILING} ended")
+                time.sleep(0.01)
         elif name != "plain":
             run(name, self.plain, self.at)
 
@@ -242,7 +250,10 @@ def sample(bench: Bench, peer: str, file: str, reader: str, states: list[str], p
 
 
 def available(peers: list[str]) -> list[str]:
-    missing = [p for p in peers if p.partition(":")[0] not in ("plain", "wmount") and not shutil.which(p)]
+    def is_here(name: str) -> bool:
+        return name in ("plain", "wmount") or bool(shutil.which(CEILING if name == "ceiling" else name))
+
+    missing = [peer for peer in peers if not is_here(peer.partition(":")[0])]
     for peer in missing:
         print(f"read.py: {peer} is not installed and left out", file=sys.stderr)
     return [peer for peer in peers if peer not in missing]
@@ -296,6 +307,8 @@ def growth(found: dict | None) -> str:
 
 def version(peer: str) -> str:
     """What a peer says of itself in its first line."""
+    if peer.startswith("ceiling"):
+        return "examples/ceiling.rs"
     name = BINARY if peer.startswith("wmount") else peer
     done = subprocess.run([name, "--version"], capture_output=True, text=True)
     return (done.stdout + done.stderr).strip().partition("\n")[0]
@@ -362,7 +375,11 @@ def main():
                     if file not in readers.FITS.get(reader, FILES):
                         continue
                     for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
-                        samples += sample(bench, peer, file, reader, args.states, args.python)
+                        states = args.states
+                        if peer.startswith("ceiling"):
+                            # Zeros are no model, and on no disk.
+                            states = [state for state in states if state != "cold" and reader not in readers.REAL]
+                        samples += sample(bench, peer, file, reader, states, args.python)
                 print(f"read.py: round {turn + 1} of {args.rounds} done", file=sys.stderr)
         except KeyboardInterrupt:
             subprocess.run(["umount", "-l", bench.at], capture_output=True)

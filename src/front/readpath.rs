@@ -33,10 +33,15 @@
 //! - Root sets how far the kernel reads ahead in our own mount ([`READ_AHEAD_KIB`]); INIT can ask for 128 KiB at the
 //!   most. It is what mapped files live by, and those that were advised `MADV_SEQUENTIAL` most of all.
 //!
+//! So read, warm files are at the ceiling of FUSE: a server whose bytes cost nothing (`examples/ceiling.rs`), asked for the
+//! same requests, is no faster (`contrib/bench/read.md`).
+//!
 //! What was tried and not kept:
 //!
-//! - telling the disk of the blobs to come (`posix_fadvise`, 8 MiB ahead at every 8 MiB that a reader passes): nothing,
-//!   on a disk that reads ahead 8 MiB by itself;
+//! - telling the disk of the blobs to come (`posix_fadvise`): 8 MiB ahead at every 8 MiB that a reader passes gave nothing;
+//!   the beginning of each blob 8 MiB before a reader comes to it, nothing or a little less for tensors of 8 or 50 MB; and
+//!   whole blobs of up to 4 MiB so, from nothing to a quarter more of a cold file with tensors of 0.1 to 1 MB, and an eighth
+//!   less of a cached one past the page cache. The disk is busy nine tenths of the time without it;
 //! - a thread that reads, in order and 8 or 32 MiB ahead, what serving threads will be asked for out of order: a quarter
 //!   more processor time, and nothing won from a cold disk;
 //! - requests of more than 1 MiB (`fs.fuse.max_pages_limit` of 1024): large reads the same, mapped ones a third slower;
