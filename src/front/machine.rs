@@ -53,7 +53,7 @@ pub struct MountFacts {
 pub fn look() -> Machine {
     let ours = mounts::all().unwrap_or_default().into_iter().filter(Mounted::is_wmount);
     Machine {
-        kernel: version(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()),
+        kernel: kernel(),
         root: sys::is_root(),
         administers: may_administer(),
         device: OpenOptions::new().read(true).write(true).open(DEVICE).map(|_| ()).map_err(|error| error.kind()),
@@ -73,6 +73,11 @@ fn facts(mount: &Mounted) -> MountFacts {
     let (filter, fence) = (fact(super::filter::FACT), fact(super::fence::FACT));
     let read_ahead = number(&read_ahead_file);
     MountFacts { mountpoint, read_ahead_file, read_ahead, passthrough, filter, fence }
+}
+
+/// Version of the running kernel, such as (6, 18); (0, 0) if it does not say.
+pub fn kernel() -> (u32, u32) {
+    version(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())
 }
 
 /// The number that a file of /proc or /sys holds.

@@ -10,6 +10,10 @@
 //! within a page of the blob and would need 258. So root's mount has requests of half that length. They are no slower: four
 //! threads of 32 MiB preads read 7.7 GB/s past the page cache so, and 5.9 with requests of 1 MiB and pipes that hold them.
 //!
+//! Kernels from 5.8 on that lack a mend of 2022 (CVE-2022-0847) take bytes written to a pipe into the page of a file that was
+//! spliced before them: the blob, in the page cache, would be another one. Which of them have the mend their version does
+//! not say, so replies are spliced from 5.17 on, which all have it.
+//!
 //! An ordinary user has few slots for all pipes together, and requests of 128 KiB, which is how far the kernel reads ahead for
 //! him: his pipes are smaller, and what does not fit is copied.
 
@@ -22,7 +26,7 @@ use crossbeam_queue::ArrayQueue;
 use fuser::{ReplyData, RequestId};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, splice};
 
-use super::sys;
+use super::{machine, sys};
 use crate::extent::Sink;
 
 /// Replies that have at least this length in bytes are spliced.
@@ -35,6 +39,8 @@ const LONGEST: usize = 512 << 10;
 const ROOM: usize = 1 << 20;
 /// The same for an ordinary user, and the least that is of use: room for a request of 128 KiB.
 const LEAST_ROOM: usize = 256 << 10;
+/// The first version of the kernel all of whose releases keep what is written to a pipe out of spliced files.
+const SAFE_KERNEL: (u32, u32) = (5, 17);
 /// Pipes at the most. Each takes 10 KiB.
 const PIPES: usize = 32;
 const PAGE: usize = 4096;
@@ -56,10 +62,11 @@ struct Pipe {
 }
 
 impl Splicing {
-    /// A pipe for each of so many threads, if they are not very many. Where there are none to be had, no reply is spliced.
+    /// A pipe for each of so many threads, if they are not very many. Where there are none to be had, or the kernel is none
+    /// to trust with it, no reply is spliced.
     pub fn new(threads: usize) -> Splicing {
         let pipes = ArrayQueue::new(threads.clamp(1, PIPES));
-        while !pipes.is_full() {
+        while machine::kernel() >= SAFE_KERNEL && !pipes.is_full() {
             match Pipe::new() {
                 Ok(pipe) if pipe.slots * PAGE >= LEAST_ROOM => drop(pipes.push(pipe)),
                 _ => break,
