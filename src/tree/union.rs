@@ -38,12 +38,13 @@ impl Union {
     /// right.
     pub(super) fn of(mut claims: Vec<Claim>, believe: impl Fn(&[Claim]) -> usize) -> Union {
         claims.sort_unstable_by_key(|claim| (claim.row.digest, claim.row.model));
-        let rows = claims.chunk_by(|a, b| a.row.digest == b.row.digest).map(|claims| {
+        let is_same = |a: &Claim, b: &Claim| a.row.digest == b.row.digest;
+        // A million of them: a list that grows would take their memory once more.
+        let mut rows = Vec::with_capacity(claims.chunk_by(is_same).count());
+        rows.extend(claims.chunk_by(is_same).map(|claims| {
             let are_same = claims.iter().all(|claim| claim.print == claims[0].print);
             claims[if are_same { 0 } else { believe(claims) }].row
-        });
-        let mut rows: Vec<Row> = rows.collect();
-        rows.shrink_to_fit();
+        }));
         Union { rows }
     }
 
