@@ -2,8 +2,8 @@
 
 from html import escape
 
-COLOURS = ["#bbbbbb", "#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b"]
-LEFT, WIDTH, BAR, GAP = 300, 600, 9, 8
+COLOURS = ["#1f77b4", "#bbbbbb", "#2ca02c", "#888888", "#ff7f0e", "#9467bd", "#8c564b", "#e377c2"]
+LEFT, WIDTH, BAR, GAP = 300, 700, 9, 8
 FULL = 1.25  # the ratio at the right edge
 
 
@@ -11,19 +11,20 @@ def svg(rows: list[dict], peers: list[str]) -> str:
     peers = [peer for peer in peers if peer != "plain"]
     parts, y = [], 30
     for i, peer in enumerate(peers):
-        x = LEFT + i * 120
-        parts.append(f'<rect x="{x}" y="6" width="10" height="10" fill="{COLOURS[(i + 1) % len(COLOURS)]}"/>')
+        x = LEFT + i * WIDTH // len(peers)
+        parts.append(f'<rect x="{x}" y="6" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
         parts.append(f'<text x="{x + 14}" y="15">{escape(peer)}</text>')
     for row in rows:
         label = f"{row['file']}: {row['reader']}, {row['state']}"
         parts.append(f'<text x="{LEFT - 8}" y="{y + BAR}" text-anchor="end">{escape(label)}</text>')
         for i, peer in enumerate(peers):
             ratio = row["peers"].get(peer, {}).get("ratio")
-            if ratio is not None:
-                width = min(ratio / FULL, 1) * WIDTH
-                colour = COLOURS[(i + 1) % len(COLOURS)]
-                parts.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR - 1}" fill="{colour}"/>')
-                parts.append(f'<text x="{LEFT + width + 3:.1f}" y="{y + BAR - 2}" font-size="8">{ratio:.2f}</text>')
+            if ratio is None:
+                continue
+            width = min(ratio / FULL, 1) * WIDTH
+            colour = COLOURS[i % len(COLOURS)]
+            parts.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR - 1}" fill="{colour}"/>')
+            parts.append(f'<text x="{LEFT + width + 3:.1f}" y="{y + BAR - 2}" font-size="8">{ratio:.2f}</text>')
             y += BAR
         y += GAP
     one = LEFT + WIDTH / FULL

@@ -38,10 +38,10 @@
 //!
 //! What was tried and not kept:
 //!
-//! - telling the disk of the blobs to come (`posix_fadvise`): 8 MiB ahead at every 8 MiB that a reader passes gave nothing;
-//!   the beginning of each blob 8 MiB before a reader comes to it, nothing or a little less for tensors of 8 or 50 MB; and
-//!   whole blobs of up to 4 MiB so, from nothing to a quarter more of a cold file with tensors of 0.1 to 1 MB, and an eighth
-//!   less of a cached one past the page cache. The disk is busy nine tenths of the time without it;
+//! - telling the disk of the bytes to come (`posix_fadvise`): 4, 8 or 16 MiB ahead of each request, or in steps of 4 to 16 MiB,
+//!   cold files of 50 MB tensors are read a tenth to a third slower, since the disk gets more and smaller requests; it is busy
+//!   nine tenths of the time without. Only the beginnings of blobs: nothing or a little less. Whole blobs of up to 4 MiB: from
+//!   nothing to a quarter more for tensors of 0.1 to 1 MB, and cached ones past the page cache an eighth slower;
 //! - a thread that reads, in order and 8 or 32 MiB ahead, what serving threads will be asked for out of order: a quarter
 //!   more processor time, and nothing won from a cold disk;
 //! - requests of more than 1 MiB (`fs.fuse.max_pages_limit` of 1024): large reads the same, mapped ones a third slower;
