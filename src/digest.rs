@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 use sha2::block_api::compress256;
 
+use crate::chunks::for_each_to_the_end;
+
 /// The value of each character that is a hex digit, and 255 for all others.
 const HEX: [u8; 256] = {
     let mut values = [255; 256];
@@ -29,6 +31,21 @@ impl Digest {
         let mut hasher = Hasher::new();
         hasher.update(bytes);
         hasher.finish()
+    }
+
+    /// The digest of all that `read` gives from an offset on, which says how many bytes it has read, 0 at the end.
+    pub fn of_all<E>(read: impl FnMut(u64, &mut [u8]) -> Result<usize, E>) -> Result<Digest, E> {
+        let mut hasher = Hasher::new();
+        for_each_to_the_end(0, read, |chunk| {
+            hasher.update(chunk);
+            Ok(())
+        })?;
+        Ok(hasher.finish())
+    }
+
+    /// That content with the digest `actual` is not what this one names, in words.
+    pub fn check(&self, actual: Digest) -> Result<(), String> {
+        if actual == *self { Ok(()) } else { Err(format!("its content has the digest {actual}")) }
     }
 
     /// A digest that is known.

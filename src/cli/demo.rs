@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::output::{Bar, print, size};
-use crate::chunks::for_each_to_the_end;
-use crate::digest::{Digest, Hasher};
+use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::front::checks;
 use crate::front::readpath::Mode;
@@ -199,11 +198,6 @@ impl Demo {
 }
 
 fn digest_of(path: &Path) -> Result<Digest> {
-    let (file, mut hasher) = (File::open(path).at(path)?, Hasher::new());
-    let read = |at, buf: &mut [u8]| file.read_at(buf, at).at(path);
-    for_each_to_the_end(0, read, |chunk| {
-        hasher.update(chunk);
-        Ok(())
-    })?;
-    Ok(hasher.finish())
+    let file = File::open(path).at(path)?;
+    Digest::of_all(|at, buf| file.read_at(buf, at).at(path))
 }

@@ -94,7 +94,8 @@ enum Command {
 pub fn main() -> ExitCode {
     let args = with_store_first(std::env::args_os());
     let is_command = |name: &OsString| Cli::command().get_subcommands().any(|command| *name == *command.get_name());
-    let args = if args.get(1).is_some_and(is_command) { args } else { fstab::spread(args) };
+    let has_options = args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"-o"));
+    let args = if has_options && !args.get(1).is_some_and(is_command) { fstab::spread(args) } else { args };
     let parsed = Cli::try_parse_from(&args);
     if let Some(error) = mistyped::found(&args, &parsed) {
         error.exit();

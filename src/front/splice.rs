@@ -66,7 +66,8 @@ impl Splicing {
     /// to trust with it, no reply is spliced.
     pub fn new(threads: usize) -> Splicing {
         let pipes = ArrayQueue::new(threads.clamp(1, PIPES));
-        while machine::kernel() >= SAFE_KERNEL && !pipes.is_full() {
+        let is_safe = machine::kernel() >= SAFE_KERNEL;
+        while is_safe && !pipes.is_full() {
             match Pipe::new() {
                 Ok(pipe) if pipe.slots * PAGE >= LEAST_ROOM => drop(pipes.push(pipe)),
                 _ => break,

@@ -4,33 +4,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use dashmap::DashMap;
 
-use crate::chunks::for_each_to_the_end;
-use crate::digest::{Digest, Hasher};
+use super::seen::Version;
+use crate::digest::Digest;
 use crate::waits::Reading;
 
 /// A file that changes while it is hashed is hashed so often.
 const TRIES: usize = 3;
-
-/// One version of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
-    inode: u64,
-    len: u64,
-    mtime: (i64, i64),
-}
-
-impl Version {
-    fn of(file: &File) -> io::Result<Version> {
-        let found = file.metadata()?;
-        Ok(Version { inode: found.ino(), len: found.len(), mtime: (found.mtime(), found.mtime_nsec()) })
-    }
-}
 
 /// What is known of a blob: the version that was hashed and what is wrong with it.
 type Known = RwLock<Option<(Version, Result<(), String>)>>;
@@ -46,7 +31,7 @@ pub(super) struct Checks {
 impl Checks {
     /// Whether a blob's file has the content that its name says. Who asks while it is hashed waits for the result.
     pub fn check(&self, digest: &Digest, file: &File) -> io::Result<Result<(), String>> {
-        let version = Version::of(file)?;
+        let version = Version::of(&file.metadata()?);
         let known = match self.known.get(digest) {
             Some(known) => Arc::clone(&known),
             None => Arc::clone(&self.known.entry(*digest).or_default()),
@@ -63,11 +48,10 @@ impl Checks {
             return Ok(result);
         }
         for _ in 0..TRIES {
-            let before = Version::of(file)?;
+            let before = Version::of(&file.metadata()?);
             let actual = self.digest_of(digest, file)?;
-            if Version::of(file)? == before {
-                let result =
-                    if actual == *digest { Ok(()) } else { Err(format!("its content has the digest {actual}")) };
+            if Version::of(&file.metadata()?) == before {
+                let result = digest.check(actual);
                 *known = Some((before, result.clone()));
                 self.blobs.fetch_add(1, Ordering::Relaxed);
                 return Ok(result);
@@ -77,23 +61,20 @@ impl Checks {
     }
 
     fn digest_of(&self, digest: &Digest, file: &File) -> io::Result<Digest> {
-        let mut hasher = Hasher::new();
-        let read = |at, buf: &mut [u8]| {
+        Digest::of_all(|at, buf| {
             // For each chunk: hashing a long blob is no sign that it does not answer.
             let _reading = Reading::begin(digest);
             loop {
                 match file.read_at(buf, at) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    outcome => return outcome,
+                    outcome => {
+                        let len = outcome?;
+                        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+                        return Ok(len);
+                    }
                 }
             }
-        };
-        for_each_to_the_end(0, read, |chunk| {
-            hasher.update(chunk);
-            self.bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-            Ok(())
-        })?;
-        Ok(hasher.finish())
+        })
     }
 
     /// Blobs that were hashed, each as often as it was, and their bytes.

@@ -1,6 +1,6 @@
 //! A file as it was when it was looked at, to notice that it is another one by now.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -11,17 +11,28 @@ use crate::error::Error;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     path: PathBuf,
-    version: Version,
+    version: Option<Version>,
 }
 
-/// Inode, length and time of a file; `None` if it is missing.
-type Version = Option<(u64, u64, i64, i64)>;
+/// One version of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Version {
+    inode: u64,
+    len: u64,
+    mtime: (i64, i64),
+}
+
+impl Version {
+    /// The version that was found.
+    pub fn of(found: &Metadata) -> Version {
+        Version { inode: found.ino(), len: found.len(), mtime: (found.mtime(), found.mtime_nsec()) }
+    }
+}
 
 impl Seen {
     /// The file at `path` as it is now.
     pub fn now(path: PathBuf) -> Seen {
-        let found = fs::metadata(&path).ok();
-        let version = found.map(|found| (found.ino(), found.len(), found.mtime(), found.mtime_nsec()));
+        let version = fs::metadata(&path).ok().map(|found| Version::of(&found));
         Seen { path, version }
     }
 

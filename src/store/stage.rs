@@ -161,15 +161,7 @@ impl<'a> Stage<'a> {
     ///
     /// It is hashed in any case: a later import of the same bytes trusts its name.
     pub fn take(&self, from: &File, digest: &Digest, len: u64) -> Result<bool> {
-        self.take_if(from, digest, len, |file| {
-            let mut hasher = Hasher::new();
-            let read = |at, buf: &mut [u8]| file.read_at(buf, at);
-            for_each_to_the_end(0, read, |chunk| {
-                hasher.update(chunk);
-                Ok(())
-            })?;
-            Ok(hasher.finish())
-        })
+        self.take_if(from, digest, len, |file| Digest::of_all(|at, buf| file.read_at(buf, at)))
     }
 
     /// The same of a blob whose content was hashed.
@@ -193,10 +185,6 @@ impl<'a> Stage<'a> {
             return Ok(false);
         }
         let temporary = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
-        let check = |actual: Digest| match actual == *digest {
-            true => Ok(()),
-            false => Err(damaged(format!("its content has the digest {actual}"))),
-        };
         let shared = if clone_file(from, temporary.as_file()) {
             temporary.as_file().set_permissions(Permissions::from_mode(0o444)).at(temporary.path())?;
             temporary.into_temp_path()
@@ -206,12 +194,13 @@ impl<'a> Stage<'a> {
             let mut draft = Draft { file: temporary, hasher: Hasher::new(), len: 0, begun: 0 };
             let read = |at, buf: &mut [u8]| from.read_at(buf, at).map_err(|error| damaged(error.to_string()));
             for_each_to_the_end(0, read, |chunk| draft.write(chunk))?;
-            check(draft.digest())?;
+            digest.check(draft.digest()).map_err(damaged)?;
             return Ok(self.add(draft)?.1);
         };
         // What was cloned or linked, and not what it came from: that may be changed.
         let file = File::open(&shared).at(&shared)?;
-        check(hash(&file).map_err(|error| damaged(error.to_string()))?)?;
+        let actual = hash(&file).map_err(|error| damaged(error.to_string()))?;
+        digest.check(actual).map_err(damaged)?;
         self.lock().staged.insert(*digest, shared);
         Ok(true)
     }

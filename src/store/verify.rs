@@ -148,9 +148,6 @@ impl Store {
             advance(part.len() as u64);
             Ok(())
         })?;
-        match hasher.finish() {
-            actual if actual == *digest => Ok(()),
-            actual => Err(format!("its content has the digest {actual}")),
-        }
+        digest.check(hasher.finish())
     }
 }

@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::numbering::Numbering;
 use super::view::View;
 use super::{Node, Step};
-use crate::chunks::{buffer, for_each_chunk};
-use crate::digest::{Digest, Hasher};
+use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::keep::{Cell, Keep};
 use crate::layout::{self, Files, Layout};
@@ -121,13 +120,7 @@ impl Entry {
     pub(super) fn digest_of(&self, view: View, anchor: usize, name: &str) -> Result<Digest> {
         let planned = self.planned(view)?;
         let content = planned[anchor].child(name)?.content().ok_or(Error::IsDir)?;
-        let mut hasher = Hasher::new();
-        let read = |at, part: &mut [u8]| content.read(self.store.blobs(), at, part).map(drop);
-        for_each_chunk(0..content.size(), &mut buffer(content.size()), read, |part| {
-            hasher.update(part);
-            Ok(())
-        })?;
-        Ok(hasher.finish())
+        Digest::of_all(|at, part| content.read(self.store.blobs(), at, part))
     }
 
     /// What stands at the anchors of one variant of a layout, by index.
