@@ -2,7 +2,7 @@
 """Reads the same bytes in every way, from a mount and from what one could use instead, in one run.
 
     contrib/bench/read.py [--size MB] [--rounds N] [--peers A,B] [--readers A,B] [--states A,B] [--files A,B]
-                          [--disk DIR] [--fs xfs|btrfs|ext4] [--python PYTHON]
+                          [--disk DIR] [--fs xfs|btrfs|ext4] [--hold MB/s] [--python PYTHON]
                           [--json FILE] [--markdown FILE] [--svg FILE]
 
 Every sample has a fresh mount. Within a round all peers take turns, so that a figure and its neighbours saw the same
@@ -14,7 +14,8 @@ modes; `ceiling` and `ceiling:direct`, files of the same length whose bytes cost
 (`cargo build --release --example ceiling`; root); `bindfs` and `mergerfs` over the plain files (Debian's packages);
 `ratarmount` over a tar of them (PyPI, the version of requirements.txt). The plain file of a computed one is what
 `wmount export` writes. Real loaders (mlx, safetensors, coremltools) need --python, an interpreter that has them. What is
-not installed is left out, and named. --fs makes a file system of that kind in a file and works there (root).
+not installed is left out, and named. --fs makes a file system of that kind in a file and works there (root). --hold lets
+everybody read so many MB in a second from the disk at the most (root).
 """
 
 import argparse
@@ -35,7 +36,9 @@ import time
 from pathlib import Path
 
 import chart
+import disk
 import readers
+from disk import run
 from tensors import header
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -63,12 +66,6 @@ WHAT = {
     "computed": "fp16, computed from fp32",
     "coreml": "the weights of a Core ML package",
 }
-
-
-def run(*args):
-    done = subprocess.run([str(a) for a in args], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"read.py: {' '.join(map(str, args))}: {done.stderr.strip()}")
 
 
 def write_safetensors(path: Path, lengths: list[int]):
@@ -314,26 +311,6 @@ def version(peer: str) -> str:
     return (done.stdout + done.stderr).strip().partition("\n")[0]
 
 
-class FileSystem:
-    """A file system of its own kind in a file, mounted."""
-
-    def __init__(self, kind: str, disk: Path, megabytes: int):
-        self.image, self.at = disk / f"wmount-bench-{os.getpid()}.{kind}", disk / f"wmount-bench-{os.getpid()}"
-        with open(self.image, "wb") as f:
-            f.truncate(megabytes << 20)
-        run(f"mkfs.{kind}", *(["-F"] if kind == "ext4" else ["-f"]), "-q", self.image)
-        self.at.mkdir()
-        run("mount", "-o", "loop", self.image, self.at)
-
-    def __enter__(self) -> Path:
-        return self.at
-
-    def __exit__(self, *_):
-        run("umount", self.at)
-        self.at.rmdir()
-        self.image.unlink()
-
-
 def cell(found: dict | None) -> str:
     if found is None:
         return "-"
@@ -347,6 +324,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="where on disk to work")
     parser.add_argument("--fs", choices=["ext4", "xfs", "btrfs"], help="make such a file system and work there")
+    parser.add_argument("--hold", type=int, metavar="MB/s", help="let the disk give no more than this")
     parser.add_argument("--python", help="an interpreter with mlx, safetensors and coremltools")
     for name, all_ in (("peers", PEERS), ("states", STATES), ("files", FILES), ("readers", None)):
         default = list(all_) if all_ else None
@@ -366,9 +344,13 @@ def main():
     # Cut short, it reports what it has.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
-        disk = stack.enter_context(FileSystem(args.fs, args.disk, 12 * args.size + 1024)) if args.fs else args.disk
-        work = stack.enter_context(tempfile.TemporaryDirectory(dir=disk, prefix="wmount-bench-"))
+        place = args.disk
+        if args.fs:
+            place = stack.enter_context(disk.file_system(args.fs, place, 12 * args.size + 1024))
+        work = stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix="wmount-bench-"))
         bench = Bench(Path(work), args.size * MB, peers, args.files, args.python)
+        if args.hold:
+            stack.enter_context(disk.held(Path(work), args.hold * MB))
         try:
             for turn in range(args.rounds):
                 for file, reader in [(file, reader) for file in args.files for reader in wanted]:
@@ -386,7 +368,7 @@ def main():
 
     rows = summary(samples, peers)
     machine = {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "size": args.size * MB}
-    machine |= {"file system": args.fs or "as it is", "rounds": args.rounds, "load": os.getloadavg()[1]}
+    machine |= {"file system": args.fs or "as it is", "disk held to MB/s": args.hold, "rounds": args.rounds, "load": os.getloadavg()[1]}
     machine["versions"] = {peer: version(peer) for peer in peers if peer != "plain"}
     if args.json:
         args.json.write_text(json.dumps({"machine": machine, "rows": rows, "samples": samples}, indent=1) + "\n")

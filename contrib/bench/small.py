@@ -21,7 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from read import BINARY, Bench, available, run, write_safetensors
+from disk import run
+from read import BINARY, Bench, available, write_safetensors
 
 READERS, EACH = 64, 200
 

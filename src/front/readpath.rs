@@ -34,7 +34,8 @@
 //!   most. It is what mapped files live by, and those that were advised `MADV_SEQUENTIAL` most of all.
 //!
 //! So read, warm files are at the ceiling of FUSE: a server whose bytes cost nothing (`examples/ceiling.rs`), asked for the
-//! same requests, is no faster (`contrib/bench/read.md`).
+//! same requests, is no faster (`contrib/bench/read.md`). Cold ones come as fast as the disk gives them up to 1 GB/s; of a
+//! faster one two cores take 1.2 to 1.6.
 //!
 //! What was tried and not kept:
 //!
@@ -42,6 +43,9 @@
 //!   cold files of 50 MB tensors are read a tenth to a third slower, since the disk gets more and smaller requests; it is busy
 //!   nine tenths of the time without. Only the beginnings of blobs: nothing or a little less. Whole blobs of up to 4 MiB: from
 //!   nothing to a quarter more for tensors of 0.1 to 1 MB, and cached ones past the page cache an eighth slower;
+//! - blobs opened with `POSIX_FADV_RANDOM`, so that each request is one of the disk: a quarter slower, cold; with
+//!   `POSIX_FADV_SEQUENTIAL`, or one request at a time, which makes half as many and larger requests of the disk: no difference;
+//! - 8 or 16 threads on two cores: cold files of 4 KiB tensors an eighth or a quarter faster, cold large ones a tenth slower;
 //! - a thread that reads, in order and 8 or 32 MiB ahead, what serving threads will be asked for out of order: a quarter
 //!   more processor time, and nothing won from a cold disk;
 //! - read-ahead of 1 MiB instead of 4: cached files up to a tenth faster, cold ones read in order or mapped a tenth to a fifth
