@@ -38,15 +38,25 @@ const DTYPES: [(&str, Dtype); 18] = [
 ];
 
 /// The references to weight files of a program's text, in its order.
+///
+/// A statement's name is repeated in each of its references; where all names come to more than the text, the rest of it
+/// is passed over.
 pub fn references(text: &[u8]) -> Vec<Reference> {
     let Ok(text) = std::str::from_utf8(text) else { return Vec::new() };
-    let mut found = Vec::new();
+    let (mut found, mut names) = (Vec::new(), 0);
     for statement in text.split(';') {
         let name = output(statement);
-        let mut rest = statement;
-        while let Some((before, after)) = rest.split_once(BLOBFILE) {
-            found.extend(reference(name, before, after));
-            rest = after;
+        let mut parts = statement.split(BLOBFILE);
+        let mut before = parts.next().unwrap_or_default();
+        for part in parts {
+            if let Some(reference) = reference(name, before, part) {
+                names += reference.name.len();
+                if names > text.len() {
+                    return found;
+                }
+                found.push(reference);
+            }
+            before = part;
         }
     }
     found
@@ -60,7 +70,7 @@ fn output(statement: &str) -> &str {
     left.split_whitespace().next_back().unwrap_or_default()
 }
 
-/// One reference, from the text before and after its `BLOBFILE(`.
+/// One reference, from the text before its `BLOBFILE(` and after it, each up to the next one.
 fn reference(name: &str, before: &str, after: &str) -> Option<Reference> {
     let (value, ty) = before.strip_suffix('(')?.rsplit_once("tensor<")?;
     let (dtype, shape) = ty.strip_suffix('>')?.split_once(',')?;
@@ -104,5 +114,15 @@ mod tests {
         assert_eq!(found, [reference("w", Dtype::F16, &[3, 4], 64), reference("p.indices", Dtype::U8, &[7], 256)]);
         assert_eq!(references(b"\xff"), []);
         assert_eq!(references(b"BLOBFILE(BLOBFILE(;=BLOBFILE("), []);
+    }
+
+    #[test]
+    fn a_statement_of_many_references_costs_no_more_than_its_text() {
+        let open = "a = tensor<fp16, [1]>(BLOBFILE(";
+        assert_eq!(references(open.repeat(1 << 19).as_bytes()), []);
+        let whole = format!("{open}path = \"x\", offset = uint64(64))), ");
+        let text = format!("int {} = const()[{}", "n".repeat(1 << 20), whole.repeat(1 << 16));
+        let found = references(text.as_bytes());
+        assert!(!found.is_empty() && found.iter().map(|reference| reference.name.len()).sum::<usize>() <= text.len());
     }
 }

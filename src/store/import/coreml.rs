@@ -84,24 +84,36 @@ fn plan_program(file: &FoundFile, outline: &Outline) -> Vec<Piece> {
 
 /// A compiled model: every file as it is, the weight files blob by blob.
 fn plan_compiled(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
+    let mut by_file = references_of_texts(scan)?;
     let mut pieces = Vec::with_capacity(scan.files.len());
     for file in &scan.files {
         let (dir, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
-        if !(dir == "weights" || dir.ends_with("/weights")) || !name.ends_with(".bin") {
-            pieces.push(whole(file));
-            continue;
-        }
-        let model = dir.strip_suffix("weights").unwrap_or_default();
-        let program = scan.file(&format!("{model}model.mil"));
-        let references = match program {
-            // The text is Core ML's own and may change; what it does not say is only lost for the names.
-            Some(program) => milprogram::references(&read_small(program, milprogram::MAX_TEXT)?),
-            None => Vec::new(),
-        };
-        let in_file = |reference: &Reference| weight_file(&reference.file) == Ok(name);
-        pieces.push(plan_weights(file, None, references.into_iter().filter(in_file).collect())?);
+        let is_weights = (dir == "weights" || dir.ends_with("/weights")) && name.ends_with(".bin");
+        pieces.push(match is_weights {
+            true => plan_weights(file, None, by_file.remove(&file.path).unwrap_or_default())?,
+            false => whole(file),
+        });
     }
     Ok(pieces)
+}
+
+/// What the texts of compiled programs say of the weight files beside them, by the paths of those.
+///
+/// The text is Core ML's own and may change; what it does not say is only lost for the names.
+fn references_of_texts(scan: &Scan) -> Result<BTreeMap<String, Vec<Reference>>> {
+    let mut by_file: BTreeMap<String, Vec<Reference>> = BTreeMap::new();
+    for program in &scan.files {
+        let Some(model) = program.path.strip_suffix("model.mil") else { continue };
+        if !scan.has_dir(&format!("{model}weights")) {
+            continue;
+        }
+        for reference in milprogram::references(&read_small(program, milprogram::MAX_TEXT)?) {
+            if let Ok(name) = weight_file(&reference.file) {
+                by_file.entry(format!("{model}weights/{name}")).or_default().push(reference);
+            }
+        }
+    }
+    Ok(by_file)
 }
 
 /// An `.mlpackage`.
