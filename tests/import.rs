@@ -206,6 +206,7 @@ fn originals_come_back_byte_for_byte_from_a_store_whose_sources_are_gone() {
     let digests: Vec<_> =
         before.iter().filter(|(_, it)| it.is_file()).map(|(path, _)| (path, digest_of(&dir.join(path)))).collect();
     store.add("odd", &[&dir]);
+    store.check();
     let gone = store.dir.path().join("gone");
     fs::rename(&dir, &gone).unwrap();
     let back = store.dir.path().join("back");

@@ -84,10 +84,6 @@ fn source(plan: SourcePlan, places: &[Vec<Place>]) -> (Source, Vec<Layer>, HashM
                 }
             }
         }
-        if pieces.is_empty() {
-            // An empty file has no extents; the layer says that it is there.
-            layers.push(Layer::new(ollama::OWN_FILE, Digest::of(b""), 0, &layer_path(&plan, &found.path)));
-        }
         files.push(SourceFile { path: found.path.clone(), mtime: found.mtime, content });
     }
     let dirs = plan.scan.dirs.into_iter().map(|dir| SourceDir { path: dir.path, mtime: dir.mtime }).collect();
@@ -109,7 +105,7 @@ fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, pat
         Content::Weights(weights) => vec![Layer::new(weights.media_type, digest, len, "")],
         Content::File => {
             // The index of shards speaks of files that only this source has.
-            let json = path.ends_with(".json") && !path.ends_with(".safetensors.index.json");
+            let json = path.ends_with(".json") && len > 0 && !path.ends_with(".safetensors.index.json");
             let in_package = path.contains(".mlpackage/") || path.contains(".mlmodelc/");
             let media_type = if json && !in_package { ollama::JSON } else { ollama::OWN_FILE };
             vec![Layer::new(media_type, digest, len, path)]

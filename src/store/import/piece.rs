@@ -10,7 +10,7 @@ use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{Bytes, gguf};
 
-/// A part of a file, never empty but for tensors.
+/// A part of a file, never empty but for tensors and empty files.
 #[derive(Debug, Clone)]
 pub(super) struct Piece {
     pub offset: u64,
@@ -47,10 +47,9 @@ pub(super) struct Weights {
     pub header: gguf::Header,
 }
 
-/// A file that is no container: one piece, or none if it is empty.
+/// A file that is no container: one piece.
 pub(super) fn whole(file: &FoundFile) -> Vec<Piece> {
-    let piece = Piece { offset: 0, len: file.len, content: Content::File };
-    if file.len == 0 { Vec::new() } else { vec![piece] }
+    vec![Piece { offset: 0, len: file.len, content: Content::File }]
 }
 
 /// The whole content of a file that is parsed in memory, of at most so many bytes.
