@@ -175,6 +175,27 @@ fn every_damaged_input_is_refused_and_leaves_the_store_as_it_was() {
 }
 
 #[test]
+fn a_model_that_could_not_be_read_back_is_not_imported() {
+    let store = Store::none();
+    let weights = store.chat().join("model.safetensors");
+    let odd = store.dir.path().join("a\u{7}.safetensors");
+    fs::copy(&weights, &odd).unwrap();
+    refuse(&mut store.import("odd", &[&odd]));
+    store.add("chat", &[&weights]);
+    // The same import finds the recipe in the store, and trusts its name.
+    let manifest = store.path().join("manifests/registry.ollama.ai/library/chat/latest");
+    let layers: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    let layers = layers["layers"].as_array().unwrap();
+    let recipe = layers.iter().find(|it| it["mediaType"] == "application/vnd.wmount.recipe").unwrap();
+    let blob = store.path().join("blobs").join(recipe["digest"].as_str().unwrap().replace(':', "-"));
+    let len = fs::metadata(&blob).unwrap().len();
+    fs::remove_file(&blob).unwrap();
+    fs::write(&blob, vec![b' '; len as usize]).unwrap();
+    fs::remove_file(&manifest).unwrap();
+    refused(&store, "chat", &[&weights], "is not imported");
+}
+
+#[test]
 fn a_name_that_is_none_is_misuse() {
     let store = Store::of_two();
     let before = store.listing();

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
+use std::time::SystemTime;
 
 use super::{Found, Store, beneath};
 use crate::digest::Digest;
@@ -14,7 +15,7 @@ use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
 use crate::format::recipe;
 use crate::format::{BlobBytes, gguf, safetensors};
-use crate::model::{Defect, Foreign, Model, Role, SmallFile, Source, Tensor, WeightFile, check_path};
+use crate::model::{Defect, Foreign, Model, ModelName, Role, SmallFile, Source, Tensor, WeightFile, check_path};
 
 /// The sum of all blobs of a model, in bytes, up to which no sum of sizes can overflow.
 const MAX_MODEL: u64 = 1 << 60;
@@ -62,13 +63,18 @@ impl Store {
     /// touches it.
     pub fn load(&self, found: &Found) -> Result<Model> {
         let bytes = self.manifest_bytes(found)?;
-        let path = self.manifest_path(&found.name);
-        let manifest = Manifest::parse(&bytes).at(&path)?;
-        check_sizes(&manifest).at(path)?;
-        let map = |digest: &Digest, len| self.small_blob(digest, len, recipe::MAX_RECIPE);
-        let mut model = self.model(found, &manifest, &bytes, &map)?;
+        let mut model = self.model_of(&found.name, found.written, &bytes)?;
         self.fill_forms(found, &bytes, &mut model);
         Ok(model)
+    }
+
+    /// The model of a manifest, which need not be in the store yet.
+    pub(super) fn model_of(&self, name: &ModelName, written: SystemTime, bytes: &[u8]) -> Result<Model> {
+        let path = self.manifest_path(name);
+        let manifest = Manifest::parse(bytes).at(&path)?;
+        check_sizes(&manifest).at(path)?;
+        let map = |digest: &Digest, len| self.small_blob(digest, len, recipe::MAX_RECIPE);
+        self.model(name, written, &manifest, bytes, &map)
     }
 
     /// A model that every layout shows, or does not show, as it does that of [`Store::load`]: with a few of the tensors, and
@@ -85,19 +91,26 @@ impl Store {
         }
         self.read_manifest(found, room)?;
         let Some(manifest) = Manifest::brief(room) else { return Ok(None) };
-        self.model(found, &manifest, room, &|_, _| Ok(recipe::NO_MAP.into())).map(Some)
+        self.model(&found.name, found.written, &manifest, room, &|_, _| Ok(recipe::NO_MAP.into())).map(Some)
     }
 
     /// The model of a manifest, whose text is `bytes`.
-    fn model(&self, found: &Found, manifest: &Manifest, bytes: &[u8], map: &ReadMap<'_>) -> Result<Model> {
+    fn model(
+        &self,
+        name: &ModelName,
+        written: SystemTime,
+        manifest: &Manifest,
+        bytes: &[u8],
+        map: &ReadMap<'_>,
+    ) -> Result<Model> {
         let mut model = Model {
-            name: found.name.clone(),
+            name: name.clone(),
             tensors: Vec::new(),
             other_tensors: Vec::new(),
             files: Vec::new(),
             weights: Vec::new(),
             sources: Vec::new(),
-            written: found.written,
+            written,
             foreign: self.foreign(manifest, bytes),
             defects: Vec::new(),
         };

@@ -21,6 +21,7 @@ mod whole;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::Store;
 use super::stage::Stage;
@@ -138,6 +139,10 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     };
     let manifest = assemble::manifest(&stage, &name, plans, &stored, existing)?;
     stage.flush()?;
+    // Who imports may delete the originals then: what could not be read back is not taken.
+    store.model_of(&name, SystemTime::now(), &manifest).map_err(|error| {
+        Error::Invalid(format!("model {name} is not imported, since it could not be read from the store: {error}"))
+    })?;
     stage.publish(&name, &manifest, options.replace)?;
     Ok(report)
 }

@@ -106,7 +106,9 @@ pub(super) fn name_of(path: &Path) -> Result<String> {
     // The name a user gave is kept where it says something: `.` and `..` do not.
     let last = path.file_name().or_else(|| whole.file_name());
     let name = last.and_then(|name| name.to_str()).map(str::to_owned);
-    name.ok_or_else(|| Error::Invalid(format!("{}: its name is not UTF-8", path.display())))
+    let name = name.ok_or_else(|| Error::Invalid(format!("{}: its name is not UTF-8", path.display())))?;
+    check_path(&name).map_err(|what| Error::Invalid(format!("{}: its name {what}", path.display())))?;
+    Ok(name)
 }
 
 fn found_file(path: String, place: &Path, real: PathBuf, metadata: &Metadata) -> FoundFile {
