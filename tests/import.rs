@@ -6,10 +6,12 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use common::{Store, digest_of, refuse, succeed, words};
 use wmount::sample::LanguageModel;
+use wmount::store::import::{Options, Progress, import};
 
 /// The same sizes as the other sample models, but other weights.
 fn other(seed: u64) -> LanguageModel {
@@ -174,6 +176,42 @@ fn every_damaged_input_is_refused_and_leaves_the_store_as_it_was() {
     refused(&store, "bad", &[&good, &package], "weight.bin");
 }
 
+/// Changes a source when all of it has been looked at, and none of it has been stored.
+struct Meddler<'a>(&'a (dyn Fn() + Sync));
+
+impl Progress for Meddler<'_> {
+    fn begin(&self, _: u64) {
+        (self.0)();
+    }
+    fn advance(&self, _: u64) {}
+}
+
+#[test]
+fn what_changes_while_it_is_imported_is_refused_and_leaves_the_store_as_it_was() {
+    let store = Store::of_two();
+    let before = store.listing();
+    type Change<'a> = (&'a str, &'a (dyn Fn(&Path) + Sync));
+    let changes: [Change<'_>; 5] = [
+        ("config.json", &|path| fs::write(path, "{\"of\": \"another length\"}").unwrap()),
+        ("config.json", &|path| File::open(path).unwrap().set_modified(SystemTime::now()).unwrap()),
+        ("more.txt", &|path| fs::write(path, "").unwrap()),
+        ("more", &|path| fs::create_dir(path).unwrap()),
+        ("tokenizer.json", &|path| fs::rename(path, path.with_extension("old")).unwrap()),
+    ];
+    for (turn, (name, change)) in changes.into_iter().enumerate() {
+        let dir = store.language_model(&format!("busy{turn}"), &other(9));
+        let meddle = || change(&dir.join(name));
+        let error = import(&store.path(), std::slice::from_ref(&dir), &Options::default(), &Meddler(&meddle))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(name), "{error}");
+        assert_eq!(store.listing(), before, "{error}");
+        store.add(&format!("quiet{turn}"), &[&dir]);
+        store.run(&["rm", &format!("quiet{turn}")]);
+        store.run(&["gc"]);
+    }
+}
+
 #[test]
 fn a_model_that_could_not_be_read_back_is_not_imported() {
     let store = Store::none();
@@ -193,6 +231,15 @@ fn a_model_that_could_not_be_read_back_is_not_imported() {
     fs::write(&blob, vec![b' '; len as usize]).unwrap();
     fs::remove_file(&manifest).unwrap();
     refused(&store, "chat", &[&weights], "is not imported");
+}
+
+#[test]
+fn a_store_in_what_is_imported_is_refused() {
+    let store = Store::none();
+    let around = store.dir.path().to_owned();
+    store.chat();
+    assert!(refuse(&mut store.import("all", &[&around])).contains("is in what is to be imported"));
+    assert!(!store.path().exists());
 }
 
 #[test]

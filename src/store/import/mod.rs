@@ -100,6 +100,7 @@ pub struct ImportReport {
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
     let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths) };
     let paths = &paths.iter().map(|path| hub::snapshot(path)).collect::<Result<Vec<_>>>()?;
+    check_apart(root, paths)?;
     let plans = plan::plan_paths(paths, &bounds, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
     whole::check(&plans)?;
     let name = match &options.name {
@@ -126,6 +127,9 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     progress.begin(lens.fold(0, u64::saturating_add));
     let expected = expected(&store, &name)?;
     let stored = pieces::store_all(&stage, &plans, expected, progress)?;
+    for plan in &plans {
+        plan.scan.check_unchanged(&plan.place, &bounds)?;
+    }
     let report = ImportReport {
         model: name.to_string(),
         sources: plans.iter().map(|plan| plan.name.clone()).collect(),
@@ -145,6 +149,22 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     })?;
     stage.publish(&name, &manifest, options.replace)?;
     Ok(report)
+}
+
+/// Refuses a store in one of the paths: it would have to hold itself.
+fn check_apart(root: &Path, paths: &[PathBuf]) -> Result<()> {
+    let store = std::path::absolute(root).at(root)?;
+    // It need not be there yet.
+    let above = store.ancestors().find_map(|above| above.canonicalize().ok()).unwrap_or_default();
+    let around = |path: &&PathBuf| path.canonicalize().is_ok_and(|path| above.starts_with(path));
+    match paths.iter().find(around) {
+        Some(path) => Err(Error::Invalid(format!(
+            "{}: the store {} is in what is to be imported: let one of them be elsewhere",
+            path.display(),
+            store.display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// A model's name from what is imported: the directory's, or the repository's in a hub cache.

@@ -1,6 +1,6 @@
 //! What lies below a path that is to be imported: regular files and directories, links followed as far as they may lead.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -56,6 +56,25 @@ impl Scan {
     /// The file of this path.
     pub fn file(&self, path: &str) -> Option<&FoundFile> {
         self.files.binary_search_by(|file| file.path.as_str().cmp(path)).ok().map(|index| &self.files[index])
+    }
+
+    /// Refuses what is not as it was when it was scanned: what was read of it may be of two states, or not all of it.
+    pub fn check_unchanged(&self, path: &Path, bounds: &Bounds) -> Result<()> {
+        let now = scan(path, bounds)?;
+        match self.facts().symmetric_difference(&now.facts()).next() {
+            None => Ok(()),
+            Some((changed, _)) => {
+                let place = if path.is_dir() { path.join(changed) } else { path.to_owned() };
+                let what = format!("{}: changed while it was imported: import it when it is whole", place.display());
+                Err(Error::Invalid(what))
+            }
+        }
+    }
+
+    /// Every path with the length and the time of what is a file.
+    fn facts(&self) -> BTreeSet<(&str, Option<(u64, SystemTime)>)> {
+        let files = self.files.iter().map(|file| (&*file.path, Some((file.len, file.mtime))));
+        files.chain(self.dirs.iter().map(|dir| (&*dir.path, None))).collect()
     }
 
     /// Whether there is a directory of this path.
