@@ -1,6 +1,6 @@
 //! From stored pieces to recipes, layers and the manifest.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use super::piece::{Content, Piece, TensorName};
 use super::pieces::{Place, Stored};
@@ -34,12 +34,13 @@ pub(super) fn manifest(
         Some((manifest, model)) => (manifest, Some(model)),
         None => (Manifest::new(config, Vec::new()), None),
     };
+    let mut layers = Layers::of(manifest.layers);
     for (plan, places) in plans.into_iter().zip(&stored.places) {
-        let (source, layers, lens) = source(plan, places);
+        let (source, new, lens) = source(plan, places);
         let mut maps = Vec::new();
         let recipe = recipe::render(&source, &|digest| lens[digest], &mut |map| {
             let (digest, _) = stage.add_bytes(&map)?;
-            maps.push(Layer::new(ollama::OWN_FRAGMENT, digest, map.len() as u64, ""));
+            maps.push((digest, map.len() as u64));
             Ok::<_, Error>(digest)
         })?;
         let old = model.iter().flat_map(|model| &model.sources).find(|old| old.name == source.name);
@@ -52,14 +53,17 @@ pub(super) fn manifest(
             }
             continue;
         }
-        add_layers(&mut manifest.layers, layers, &source)?;
-        add_unnamed(&mut manifest.layers, &source, &lens);
-        let missing = |layer: &Layer| !manifest.layers.iter().any(|other| other.digest == layer.digest);
-        maps.retain(missing);
-        manifest.layers.extend(maps);
+        layers.add(new, &source)?;
+        for extent in source.files.iter().flat_map(|file| file.content.extents()) {
+            if let ExtentBytes::Blob { digest, .. } = extent.bytes {
+                layers.add_fragment(digest, lens[&digest]);
+            }
+        }
+        maps.into_iter().for_each(|(digest, len)| layers.add_fragment(digest, len));
         let (digest, _) = stage.add_bytes(&recipe)?;
-        manifest.layers.push(Layer::new(ollama::OWN_RECIPE, digest, recipe.len() as u64, &source.name));
+        layers.push(Layer::new(ollama::OWN_RECIPE, digest, recipe.len() as u64, &source.name));
     }
+    manifest.layers = layers.list;
     Ok(manifest.to_bytes())
 }
 
@@ -124,56 +128,70 @@ fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, pat
     }
 }
 
-/// Adds layers in order of name, so that the same import always gives the same manifest.
-///
-/// Programs of several shapes use the same names: equal content is one tensor, other content stands below the name
-/// of its package, so that names that are there never change.
-///
-/// # Errors
-/// Very many have one name: each would be compared with all others.
-fn add_layers(layers: &mut Vec<Layer>, mut new: Vec<Layer>, source: &Source) -> Result<()> {
-    const NAMESAKES: usize = 256;
-    new.sort_by(|a, b| (&a.media_type, &a.name).cmp(&(&b.media_type, &b.name)));
-    let key = |layer: &Layer| (layer.media_type.clone(), layer.name.clone());
-    let mut taken: BTreeMap<(String, String), Digest> = layers.iter().map(|layer| (key(layer), layer.digest)).collect();
-    // Files of weights have no names that could clash.
-    let (nameless, new): (Vec<Layer>, Vec<Layer>) = new.into_iter().partition(|layer| layer.name.is_empty());
-    for layer in nameless {
-        if !layers.contains(&layer) {
-            layers.push(layer);
-        }
-    }
-    for mut layer in new {
-        let plain = layer.name.clone();
-        let stem = source.kind.stem(&source.name);
-        let others = (2..=NAMESAKES).map(|number| format!("{stem}/{plain}#{number}"));
-        let mut candidates = [plain.clone(), format!("{stem}/{plain}")].into_iter().chain(others);
-        let is_new = loop {
-            layer.name = candidates.next().ok_or_else(|| {
-                Error::Invalid(format!("{}: more than {NAMESAKES} tensors are called {plain:?}", source.name))
-            })?;
-            match taken.get(&key(&layer)) {
-                Some(digest) if *digest == layer.digest => break false,
-                Some(_) => {}
-                None => break true,
-            }
-        };
-        if is_new {
-            taken.insert(key(&layer), layer.digest);
-            layers.push(layer);
-        }
-    }
-    Ok(())
+/// The layers of a manifest in the making, and what tells whether one is there already.
+struct Layers {
+    list: Vec<Layer>,
+    /// The digest of each media type and name.
+    taken: HashMap<(String, String), Digest>,
+    digests: HashSet<Digest>,
 }
 
-/// Names the blobs that only the recipe knows: a blob that no layer names is one that `gc` may take.
-fn add_unnamed(layers: &mut Vec<Layer>, source: &Source, lens: &HashMap<Digest, u64>) {
-    let mut named: HashSet<Digest> = layers.iter().map(|layer| layer.digest).collect();
-    for extent in source.files.iter().flat_map(|file| file.content.extents()) {
-        if let ExtentBytes::Blob { digest, .. } = extent.bytes
-            && named.insert(digest)
-        {
-            layers.push(Layer::new(ollama::OWN_FRAGMENT, digest, lens[&digest], ""));
+impl Layers {
+    fn of(list: Vec<Layer>) -> Layers {
+        let mut layers = Layers { list: Vec::new(), taken: HashMap::new(), digests: HashSet::new() };
+        list.into_iter().for_each(|layer| layers.push(layer));
+        layers
+    }
+
+    fn push(&mut self, layer: Layer) {
+        self.taken.insert((layer.media_type.clone(), layer.name.clone()), layer.digest);
+        self.digests.insert(layer.digest);
+        self.list.push(layer);
+    }
+
+    /// Adds layers in order of name, so that the same import always gives the same manifest.
+    ///
+    /// Programs of several shapes use the same names: equal content is one tensor, other content stands below the name
+    /// of its package, so that names that are there never change.
+    ///
+    /// # Errors
+    /// Very many have one name: each would be compared with all others.
+    fn add(&mut self, mut new: Vec<Layer>, source: &Source) -> Result<()> {
+        const NAMESAKES: usize = 256;
+        new.sort_by(|a, b| (&a.media_type, &a.name).cmp(&(&b.media_type, &b.name)));
+        // Files of weights have no names that could clash.
+        let (nameless, new): (Vec<Layer>, Vec<Layer>) = new.into_iter().partition(|layer| layer.name.is_empty());
+        for layer in nameless {
+            if !self.list.contains(&layer) {
+                self.push(layer);
+            }
+        }
+        for mut layer in new {
+            let plain = layer.name.clone();
+            let stem = source.kind.stem(&source.name);
+            let others = (2..=NAMESAKES).map(|number| format!("{stem}/{plain}#{number}"));
+            let mut candidates = [plain.clone(), format!("{stem}/{plain}")].into_iter().chain(others);
+            let is_new = loop {
+                layer.name = candidates.next().ok_or_else(|| {
+                    Error::Invalid(format!("{}: more than {NAMESAKES} tensors are called {plain:?}", source.name))
+                })?;
+                match self.taken.get(&(layer.media_type.clone(), layer.name.clone())) {
+                    Some(digest) if *digest == layer.digest => break false,
+                    Some(_) => {}
+                    None => break true,
+                }
+            };
+            if is_new {
+                self.push(layer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Names a blob that only a recipe knows: one that no layer names is one that `gc` may take.
+    fn add_fragment(&mut self, digest: Digest, len: u64) {
+        if !self.digests.contains(&digest) {
+            self.push(Layer::new(ollama::OWN_FRAGMENT, digest, len, ""));
         }
     }
 }
