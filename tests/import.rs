@@ -46,7 +46,8 @@ fn importing_the_same_again_adds_nothing() {
 #[test]
 fn a_fine_tune_adds_only_the_tensors_that_it_changed() {
     let store = Store::none();
-    store.add("llama:chat", &[&store.chat()]);
+    let report = store.add("llama:chat", &[&store.chat()]);
+    assert_eq!((&report["present"]["tensors"], &report["present"]["bytes"]), (&0.into(), &0.into()), "{report}");
     let report = store.add("llama:code", &[&store.code()]);
     // Nine tensors in a layer; the other twelve are shared.
     assert_eq!((&report["added"]["tensors"], &report["present"]["tensors"]), (&9.into(), &12.into()), "{report}");
@@ -240,6 +241,22 @@ fn a_store_in_what_is_imported_is_refused() {
     store.chat();
     assert!(refuse(&mut store.import("all", &[&around])).contains("is in what is to be imported"));
     assert!(!store.path().exists());
+}
+
+#[test]
+fn what_is_passed_over_beside_packages_is_told() {
+    let store = Store::none();
+    let (all, passed_over) = (store.dir.path().join("all"), store.dir.path().join("all/.git"));
+    fs::create_dir_all(&passed_over).unwrap();
+    fs::rename(store.package("s1", 1, &other(7)), all.join("s1.mlpackage")).unwrap();
+    assert_eq!(store.add("all", &[&all])["skipped"], serde_json::json!([passed_over]));
+}
+
+#[test]
+fn another_empty_directory_is_other_content() {
+    let store = Store::of_two();
+    fs::create_dir(store.chat().join("empty")).unwrap();
+    refused(&store, "llama:chat", &[&store.chat()], "other content");
 }
 
 #[test]

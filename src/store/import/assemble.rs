@@ -70,6 +70,7 @@ pub(super) fn manifest(
 fn same_content(old: &Source, new: &Source) -> bool {
     old.files.len() == new.files.len()
         && old.files.iter().zip(&new.files).all(|(old, new)| old.path == new.path && old.content == new.content)
+        && old.dirs.iter().map(|dir| &dir.path).eq(new.dirs.iter().map(|dir| &dir.path))
 }
 
 /// The recipe of a source, the layers of its tensors and small files, and the length of every blob it names.

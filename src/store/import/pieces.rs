@@ -91,13 +91,15 @@ pub(super) fn store_all(
         Stored { places: plans.iter().map(empty).collect(), added: Counts::default(), present: Counts::default() };
     for (job, result) in results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         let (place, added) = result?;
-        let counts = if added { &mut stored.added } else { &mut stored.present };
-        match job.piece.content {
-            Content::Tensor { .. } => counts.tensors += 1,
-            Content::File | Content::Weights(_) => counts.files += 1,
-            Content::Between => {}
+        if let Place::Blob { .. } = place {
+            let counts = if added { &mut stored.added } else { &mut stored.present };
+            match job.piece.content {
+                Content::Tensor { .. } => counts.tensors += 1,
+                Content::File | Content::Weights(_) => counts.files += 1,
+                Content::Between => {}
+            }
+            counts.bytes += job.piece.len;
         }
-        counts.bytes += job.piece.len;
         let (source, file, at) = job.index;
         stored.places[source][file][at] = place;
     }

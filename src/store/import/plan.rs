@@ -38,9 +38,14 @@ pub(super) fn plan_paths(paths: &[PathBuf], bounds: &Bounds, blob_threshold: u64
         let packages = packages_in(path, &whole)?;
         if packages.is_empty() {
             plans.push(plan_scan(path, whole, blob_threshold)?);
+            continue;
         }
+        let mut beside: Vec<PathBuf> =
+            whole.skipped.into_iter().filter(|skipped| skipped.parent() == Some(path.as_path())).collect();
         for package in packages {
-            plans.push(plan_scan(&package, scan(&package, bounds)?, blob_threshold)?);
+            let mut scan = scan(&package, bounds)?;
+            scan.skipped.append(&mut beside);
+            plans.push(plan_scan(&package, scan, blob_threshold)?);
         }
     }
     let mut names: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
