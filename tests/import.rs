@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use common::{Store, digest_of, refuse, succeed, words};
+use wmount::dtype::Dtype;
+use wmount::format::milblob;
 use wmount::sample::LanguageModel;
 use wmount::store::import::{Options, Progress, import};
 
@@ -257,6 +259,29 @@ fn another_empty_directory_is_other_content() {
     let store = Store::of_two();
     fs::create_dir(store.chat().join("empty")).unwrap();
     refused(&store, "llama:chat", &[&store.chat()], "other content");
+}
+
+#[test]
+fn tensors_over_the_same_bytes_keep_their_own_shapes() {
+    let store = Store::none();
+    let dir = store.dir.path().join("two.mlmodelc");
+    fs::create_dir_all(dir.join("weights")).unwrap();
+    let plan = milblob::plan([(Dtype::F16, 12, 0)]).unwrap();
+    let mut weights = plan.header.to_vec();
+    weights.extend(milblob::metadata(&plan.blobs[0]));
+    weights.extend(b"twelve bytes");
+    fs::write(dir.join("weights/weight.bin"), weights).unwrap();
+    let value = |name: &str, shape: &str| {
+        let file = "BLOBFILE(path = string(\"@model_path/weights/weight.bin\"), offset = uint64(64))";
+        format!("tensor<fp16, {shape}> {name} = const()[val = tensor<fp16, {shape}>({file})];\n")
+    };
+    fs::write(dir.join("model.mil"), value("a", "[6]") + &value("b", "[2, 3]") + &value("c", "[6]")).unwrap();
+    store.add("two", &[&dir]);
+    let shown = store.json(&["show", "two"]);
+    let tensors = shown["tensors"].as_array().unwrap().iter().map(|it| (&it["name"], &it["shape"]));
+    let (flat, square) = (serde_json::json!([6]), serde_json::json!([2, 3]));
+    assert!(tensors.eq([(&"a".into(), &flat), (&"b".into(), &square), (&"c".into(), &flat)]), "{shown}");
+    store.check();
 }
 
 #[test]

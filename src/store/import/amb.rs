@@ -33,7 +33,7 @@ pub(super) fn plan(file: &FoundFile) -> Result<Vec<Piece>> {
             None if record.len == 0 => continue,
             None => Content::Between,
             Some(dtype) => {
-                let name = TensorName { name: record.name.clone(), own: true };
+                let name = TensorName { name: record.name.clone(), own: true, other_type: None };
                 Content::Tensor { dtype, shape: record.dims(), names: if whole { vec![name] } else { Vec::new() } }
             }
         };

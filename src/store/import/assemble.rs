@@ -119,6 +119,7 @@ fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, pat
             let layer = |name: &TensorName| {
                 let media_type = if name.own { ollama::TENSOR } else { ollama::OWN_TENSOR };
                 let mut layer = Layer::new(media_type, digest, len, &name.name);
+                let (dtype, shape) = name.other_type.as_ref().map_or((dtype, shape), |(dtype, shape)| (dtype, shape));
                 layer.dtype = dtype.name().into();
                 layer.shape = Some(shape.clone());
                 layer.named = named.filter(|_| name.own);

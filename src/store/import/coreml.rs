@@ -71,7 +71,7 @@ fn plan_program(file: &FoundFile, outline: &Outline) -> Vec<Piece> {
         if tensor.range.start > end {
             parts.push(between(end, tensor.range.start));
         }
-        let names = vec![TensorName { name: tensor.name.clone(), own: false }];
+        let names = vec![TensorName { name: tensor.name.clone(), own: false, other_type: None }];
         let content = Content::Tensor { dtype: tensor.dtype, shape: tensor.shape.clone(), names };
         parts.push(Piece { offset: tensor.range.start, len: tensor.range.end - tensor.range.start, content });
         end = tensor.range.end;
@@ -185,21 +185,19 @@ fn plan_weights(file: &FoundFile, program: Option<&Path>, references: Vec<Refere
     let mut by_data: Vec<(milblob::Blob, Vec<Reference>)> = blobs.into_values().collect();
     by_data.sort_by_key(|(blob, _)| (blob.offset, blob.size));
     for (blob, references) in by_data {
-        let names: Vec<TensorName> =
-            references.iter().map(|reference| TensorName { name: reference.name.clone(), own: false }).collect();
-        let first = references.into_iter().next();
-        let (dtype, shape) = match first {
-            Some(reference) => (reference.dtype, reference.shape),
-            None => (Dtype::U8, vec![blob.size]),
-        };
         // Several blobs may lie over the same bytes: one piece, all the names.
-        if let Some(Piece { offset, len, content: Content::Tensor { names: others, .. } }) = parts.last_mut()
+        if let Some(Piece { offset, len, content: Content::Tensor { dtype, shape, names } }) = parts.last_mut()
             && (*offset, *len) == (blob.offset, blob.size)
             && blob.size > 0
         {
-            others.extend(names);
+            names.extend(names_of(references, *dtype, shape));
             continue;
         }
+        let (dtype, shape) = match references.first() {
+            Some(reference) => (reference.dtype, reference.shape.clone()),
+            None => (Dtype::U8, vec![blob.size]),
+        };
+        let names = names_of(references, dtype, &shape);
         if blob.offset < end && blob.size > 0 {
             let what = format!("the blob at {} overlaps the one before it", blob.metadata);
             return Err(Error::format(&file.place, Fault::new(blob.offset, what)));
@@ -215,6 +213,15 @@ fn plan_weights(file: &FoundFile, program: Option<&Path>, references: Vec<Refere
         parts.push(Piece { offset: end, len: file.len - end, content: Content::Between });
     }
     Ok(parts)
+}
+
+/// The names of a piece of this dtype and shape.
+fn names_of(references: Vec<Reference>, dtype: Dtype, shape: &[u64]) -> Vec<TensorName> {
+    let name = |Reference { name, dtype: own_dtype, shape: own_shape, .. }: Reference| {
+        let is_other = (own_dtype, &own_shape[..]) != (dtype, shape);
+        TensorName { name, own: false, other_type: is_other.then_some((own_dtype, own_shape)) }
+    };
+    references.into_iter().map(name).collect()
 }
 
 /// Why a reference leads to none of the blobs that the walk found.

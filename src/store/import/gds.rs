@@ -35,7 +35,7 @@ pub(super) fn plan(scan: &Scan, manifest: &FoundFile) -> Result<Vec<Vec<Piece>>>
 /// The one piece of a file that is a tensor.
 pub(super) fn tensor(file: &FoundFile, name: String, own: bool, entry: Entry) -> Result<Vec<Piece>> {
     FileBytes::open(file)?;
-    let names = vec![TensorName { name, own }];
+    let names = vec![TensorName { name, own, other_type: None }];
     let content = Content::Tensor { dtype: entry.dtype, shape: entry.shape, names };
     Ok(vec![Piece { offset: 0, len: file.len, content }])
 }

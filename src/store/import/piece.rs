@@ -37,6 +37,8 @@ pub(super) struct TensorName {
     pub name: String,
     /// Whether it is one of the model's own weights, which ollama and AMB show.
     pub own: bool,
+    /// Its dtype and shape where they are not those of the piece: several tensors can lie over the same bytes.
+    pub other_type: Option<(Dtype, Vec<u64>)>,
 }
 
 /// A GGUF file: what ollama has to know of it.

@@ -138,7 +138,7 @@ fn plan_safetensors(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
                 let what = format!("tensor {name:?} is in {} too", other.display());
                 return Err(Error::format(&file.place, Fault::new(tensor.offset, what)));
             }
-            let names = vec![TensorName { name, own }];
+            let names = vec![TensorName { name, own, other_type: None }];
             let content = Content::Tensor { dtype: tensor.dtype, shape: tensor.shape, names };
             parts.push(Piece { offset: tensor.offset, len: tensor.len, content });
         }
