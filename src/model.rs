@@ -106,16 +106,38 @@ impl fmt::Display for ModelName {
     }
 }
 
+/// Names in a path, at the most: trees are walked by functions that call themselves.
+const DEEPEST: usize = 100;
+
 /// A path of plain components, as files of imported directories and layers have: relative, no `.` or `..`,
-/// nothing empty, no control characters, no component longer than a file name may be.
+/// nothing empty, no control characters, no component longer than a file name may be, and not very many of them.
 pub fn check_path(path: &str) -> Result<(), String> {
     let plain = |part: &str| {
         !part.is_empty() && part != "." && part != ".." && part.len() <= 255 && !part.contains(char::is_control)
     };
-    if path.len() <= 4096 && path.split('/').all(plain) {
-        return Ok(());
+    let shown = || path.chars().take(80).collect::<String>();
+    if path.len() > 4096 || !path.split('/').all(plain) {
+        return Err(format!("{:?} is no plain relative path", shown()));
     }
-    Err(format!("{:?} is no plain relative path", path.chars().take(80).collect::<String>()))
+    if path.split('/').count() > DEEPEST {
+        return Err(format!("{:?} is no plain relative path: it has more than {DEEPEST} names", shown()));
+    }
+    Ok(())
+}
+
+/// Directories of a model, at the most: a few bytes of text can name one, which takes a thousand in memory.
+pub(crate) const MAX_DIRS: usize = 1 << 16;
+
+/// How many directories these paths lead through; of paths in order each is counted once.
+pub(crate) fn directories<'a>(paths: impl Iterator<Item = &'a str>) -> usize {
+    let slashes = |bytes: &mut dyn Iterator<Item = u8>| bytes.filter(|byte| *byte == b'/').count();
+    let new = |last: &mut &'a str, path: &'a str| {
+        let common = path.bytes().zip(last.bytes()).take_while(|(a, b)| a == b).map(|(a, _)| a);
+        let known = slashes(&mut { common });
+        *last = path;
+        Some(slashes(&mut path.bytes()) - known)
+    };
+    paths.scan("", new).sum()
 }
 
 /// A named tensor and the place of its bytes.
@@ -477,9 +499,18 @@ mod tests {
     #[test]
     fn paths() {
         assert!(check_path("a/b c/\u{e9}.json").is_ok());
-        for bad in ["", "/a", "a/", "a//b", "./a", "a/..", "a\0", "a\tb", &"x".repeat(256)] {
+        let deep = |names: usize| vec!["a"; names].join("/");
+        assert!(check_path(&deep(DEEPEST)).is_ok());
+        for bad in ["", "/a", "a/", "a//b", "./a", "a/..", "a\0", "a\tb", &"x".repeat(256), &deep(DEEPEST + 1)] {
             assert!(check_path(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn directories_of_paths() {
+        assert_eq!(directories(["x", "y"].into_iter()), 0);
+        assert_eq!(directories(["a", "a-b/c", "a/b", "a/b/c", "a/bc/d", "a/bc/e", "b/c"].into_iter()), 5);
+        assert_eq!(directories(["a/b/c", "d", "a/b/c"].into_iter()), 4);
     }
 
     #[test]

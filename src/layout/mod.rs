@@ -26,6 +26,9 @@ use crate::model::{Model, ModelName, SmallFile, Source};
 
 pub use coreml::{Shape, Unshared, shapes};
 
+/// Bytes of a small file or a part of one, at the most: more than any config or tokenizer has.
+const MAX_SMALL: u64 = 128 << 20;
+
 /// A view of models.
 pub trait Layout: Send + Sync {
     /// Its directory below the mountpoint.
@@ -142,7 +145,9 @@ impl Branch {
 
     /// Puts a file at a plain path; what stands there already stays.
     pub fn put(&mut self, path: &str, file: VirtualFile) {
-        if let Some(place @ Branch::Dir(_, None)) = self.place(path) {
+        if let Some(place) = self.place(path)
+            && matches!(place, Branch::Dir(children, None) if children.is_empty())
+        {
             *place = Branch::File(file);
         }
     }
@@ -155,10 +160,8 @@ pub struct Files<'a>(pub &'a dyn Blobs);
 impl Files<'_> {
     /// The content of a small file.
     pub fn read(&self, file: &SmallFile) -> Result<Vec<u8>> {
-        /// More than any config or tokenizer has.
-        const MAX: u64 = 128 << 20;
-        if file.len > MAX {
-            return Err(Error::Invalid(format!("{:?} has {} bytes, more than {MAX}", file.path, file.len)));
+        if file.len > MAX_SMALL {
+            return Err(Error::Invalid(format!("{:?} has {} bytes, more than {MAX_SMALL}", file.path, file.len)));
         }
         // The length is a claim: nothing is allocated before its last byte was read.
         if let Some(last) = file.len.checked_sub(1) {
@@ -172,10 +175,13 @@ impl Files<'_> {
         MapBytes { map: content, blobs: self.0 }
     }
 
-    /// A part of a virtual file that is small enough to be held in memory.
+    /// A part of a virtual file, if it is small enough to be held in memory.
     pub fn part(&self, content: &ExtentMap, range: Range<u64>) -> Result<Vec<u8>> {
-        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        let bytes = self.bytes(content).get(range.start, len).map(Cow::into_owned);
+        let len = range.end.saturating_sub(range.start);
+        if len > MAX_SMALL {
+            return Err(Error::Invalid(format!("{len} bytes at {} are more than {MAX_SMALL}", range.start)));
+        }
+        let bytes = self.bytes(content).get(range.start, len as usize).map(Cow::into_owned);
         bytes.map_err(|fault| Error::Invalid(fault.to_string()))
     }
 

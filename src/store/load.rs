@@ -15,7 +15,9 @@ use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
 use crate::format::recipe;
 use crate::format::{BlobBytes, gguf, safetensors};
-use crate::model::{Defect, Foreign, Model, ModelName, Role, SmallFile, Source, Tensor, WeightFile, check_path};
+use crate::model::{
+    Defect, Foreign, MAX_DIRS, Model, ModelName, Role, SmallFile, Source, Tensor, WeightFile, check_path, directories,
+};
 
 /// The sum of all blobs of a model, in bytes, up to which no sum of sizes can overflow.
 const MAX_MODEL: u64 = 1 << 60;
@@ -141,6 +143,15 @@ impl Store {
             }
         }
         model.sort();
+        let of_files = directories(model.files.iter().map(|file| &*file.path));
+        let of_source = |source: &Source| {
+            let of_files = directories(source.files.iter().map(|file| &*file.path));
+            of_files.max(source.dirs.len()).max(directories(source.dirs.iter().map(|dir| &*dir.path)))
+        };
+        if of_files + model.sources.iter().map(of_source).sum::<usize>() > MAX_DIRS {
+            let fault = Fault::new(0, format!("it has more than {MAX_DIRS} directories"));
+            return Err(Error::format(self.manifest_path(name), fault));
+        }
         Ok(model)
     }
 

@@ -45,7 +45,8 @@ impl<'a> Package<'a> {
         let (program, manifest) = match source.kind {
             SourceKind::Mlmodel => (source.files.first()?, None),
             SourceKind::Mlpackage => {
-                let json = file(MANIFEST)?.content.read_all(files.0);
+                let content = &file(MANIFEST)?.content;
+                let json = files.part(content, 0..content.size());
                 let read = json.map_err(|error| error.to_string());
                 let manifest = read.and_then(|json| mlpackage::parse(&json).map_err(|fault| fault.to_string()));
                 let manifest = manifest.inspect_err(|why| tracing::warn!("{}: {MANIFEST}: {why}", source.name)).ok()?;

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use super::bounds::{Bounds, look};
 use crate::error::{AtPath, Error, Result};
-use crate::model::check_path;
+use crate::model::{MAX_DIRS, check_path};
 
 /// Directories that tools keep beside models; they are no part of one.
 const SKIPPED: [&str; 3] = [".git", ".cache", ".DS_Store"];
@@ -178,6 +178,9 @@ impl Walk<'_> {
             *entered += 1;
             let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             self.scan.dirs.push(FoundDir { path: path.clone(), mtime });
+            if self.scan.dirs.len() > MAX_DIRS {
+                return refuse(format!("there are more than {MAX_DIRS} directories"));
+            }
             self.above.push(identity);
             self.below(&place, &path)?;
             self.above.pop();

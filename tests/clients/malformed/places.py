@@ -136,7 +136,7 @@ def deep(directory: Path) -> Path:
     return directory / "deep"
 
 
-cases.add("directories within directories", deep, "deep/d/d/d", "File name too long")
+cases.add("directories within directories", deep, "deep/d/d/d", "it has more than 100 names")
 
 
 def many(count: int, name: str, extra: Callable[[Path], None] | None = None):

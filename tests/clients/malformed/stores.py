@@ -184,7 +184,7 @@ for name, change, word in [
 # Names of layers.
 for number, name in enumerate(
     ["../../../etc/passwd", "/etc/passwd", "a/../b", "..", ".", "", "a//b", "a/", "nul\0", "tab\t", "line\n", "\x1b[2J", "\x85",
-     "x" * 5000, "a/" * 3000 + "b"]
+     "x" * 5000, "a/" * 3000 + "b", "a/" * 2000 + "b"]
 ):  # fmt: skip
     layers(
         f"name {number}",

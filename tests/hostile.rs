@@ -1,0 +1,134 @@
+//! Models that claim what they do not have: an error where that is touched, in a mount that goes on.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use common::{Mounted, Store, walk};
+use serde_json::{Value, json};
+use wmount::digest::Digest;
+
+const TENSOR: &str = "application/vnd.ollama.image.tensor";
+const JSON: &str = "application/vnd.ollama.image.json";
+const RECIPE: &str = "application/vnd.wmount.recipe";
+
+/// Puts a blob into a store; its layer.
+fn put(store: &Path, media_type: &str, name: &str, bytes: &[u8]) -> Value {
+    fs::create_dir_all(store.join("blobs")).unwrap();
+    let digest = Digest::of(bytes);
+    fs::write(store.join("blobs").join(digest.file_name()), bytes).unwrap();
+    json!({"mediaType": media_type, "digest": digest.to_string(), "size": bytes.len(), "name": name})
+}
+
+/// A store of `evil`, which has these layers, and of a model that is whole.
+fn store_of(layers: impl FnOnce(&Path) -> Vec<Value>) -> Store {
+    let store = Store::none();
+    store.add("good", &[&store.code()]);
+    let path = store.path();
+    let manifest = json!({"schemaVersion": 2, "config": put(&path, "", "", b"{}"), "layers": layers(&path)});
+    let at = path.join("manifests/registry.ollama.ai/library/evil/latest");
+    fs::create_dir_all(at.parent().unwrap()).unwrap();
+    fs::write(at, manifest.to_string()).unwrap();
+    store
+}
+
+fn recipe(store: &Path, kind: &str, name: &str, files: Value) -> Value {
+    let recipe = json!({"version": 1, "kind": kind, "blobs": [], "dirs": [], "files": files});
+    put(store, RECIPE, name, recipe.to_string().as_bytes())
+}
+
+fn is_eio<T>(outcome: io::Result<T>) -> bool {
+    outcome.is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
+}
+
+fn check_good(mounted: &Mounted) {
+    assert_eq!(mounted.read("amb/good/latest.amb").unwrap()[..5], *b"AMBEE");
+}
+
+#[test]
+fn a_tensor_of_an_exabyte_takes_no_memory_to_survey() {
+    let store = store_of(|store| {
+        let mut layer = put(store, TENSOR, "w", b"short");
+        layer["size"] = json!(1u64 << 58);
+        layer["dtype"] = json!("F32");
+        layer["shape"] = json!([1u64 << 28, 1u64 << 28]);
+        vec![layer]
+    });
+    let mounted = store.mount();
+    for path in ["amb/evil/latest@adaptive-32.amb", "amb/evil/latest@int8.amb", "gds_export/evil/latest@fp8/w.fp8"] {
+        let file = File::open(mounted.path(path)).unwrap();
+        assert!(is_eio(file.read_at(&mut [0; 100], file.metadata().unwrap().len() / 2)), "{path}");
+    }
+    check_good(&mounted);
+    let refusal = store.refused(&["prepare", "evil@adaptive-32"]);
+    assert!(refusal.contains("it is shorter than its manifest says"), "{refusal}");
+}
+
+#[test]
+fn a_small_file_that_is_put_together_of_zeros_is_not_held_in_memory() {
+    let package = store_of(|store| {
+        vec![recipe(
+            store,
+            "mlpackage",
+            "a.mlpackage",
+            json!([{"path": "Manifest.json", "mtime": [0, 0], "extents": [1u64 << 58]}]),
+        )]
+    });
+    let mounted = package.mount();
+    let shown = fs::metadata(mounted.path("coreml/evil/latest/a.mlpackage/Manifest.json")).unwrap();
+    assert_eq!(shown.len(), 1 << 58);
+    check_good(&mounted);
+    let tokenizer = u32::MAX;
+    let header = [b"AMBEE\x01\0\0\0\0\0\0\0\0\0\0".as_slice(), &tokenizer.to_le_bytes(), &[0; 8]].concat();
+    let hex: String = header.iter().map(|byte| format!("{byte:02x}")).collect();
+    let amb = store_of(|store| {
+        let content = json!([{"path": "m.amb", "mtime": [0, 0], "extents": [hex, tokenizer]}]);
+        let mut tensor = put(store, TENSOR, "w", &[0; 64]);
+        tensor["dtype"] = json!("F32");
+        tensor["shape"] = json!([4, 4]);
+        vec![recipe(store, "amb", "m.amb", content), tensor]
+    });
+    let mounted = amb.mount();
+    assert_eq!(fs::metadata(mounted.path("amb/evil/latest.amb")).unwrap().len(), 28 + u64::from(tokenizer));
+    assert!(is_eio(mounted.read("amb/evil/latest@f16.amb")));
+    check_good(&mounted);
+}
+
+#[test]
+fn paths_of_thousands_of_names_are_refused() {
+    let deep = vec!["a"; 2000].join("/");
+    let file = store_of(|store| vec![put(store, JSON, &deep, b"{}"), put(store, JSON, "config.json", b"{}")]);
+    let mounted = file.mount();
+    assert_eq!(mounted.read("safetensors/evil/latest/config.json").unwrap_or_default(), b"");
+    walk(&mounted.at);
+    check_good(&mounted);
+    let files = json!([{"path": deep, "mtime": [0, 0], "extents": ["00"]}]);
+    let source = store_of(|store| vec![recipe(store, "safetensors", "s", files)]);
+    let mounted = source.mount();
+    assert!(is_eio(fs::read_dir(mounted.path("original/evil/latest"))));
+    check_good(&mounted);
+    // Nothing is imported that could not be shown.
+    let dir = source.dir.path().join("deep");
+    fs::create_dir_all(dir.join(&deep[..300])).unwrap();
+    fs::copy(source.code().join("model.safetensors"), dir.join("model.safetensors")).unwrap();
+    assert!(source.refused(&["import", dir.to_str().unwrap(), "-n", "deep"]).contains("it has more than 100 names"));
+}
+
+#[test]
+fn many_directories_are_refused() {
+    let path = |number: usize| format!("{}/{number}", vec![number.to_string(); 98].join("/"));
+    let files: Vec<Value> = (0..700).map(|it| json!({"path": path(it), "mtime": [0, 0], "extents": []})).collect();
+    let source = store_of(|store| vec![recipe(store, "safetensors", "s", json!(files))]);
+    assert!(source.refused(&["show", "evil"]).contains("more than 65536 directories"));
+    let layers = |store: &Path| (0..700).map(|it| put(store, JSON, &path(it), b"{}")).collect();
+    let file = store_of(layers);
+    let mounted = file.mount();
+    assert!(is_eio(fs::read_dir(mounted.path("original/evil/latest"))));
+    check_good(&mounted);
+}
