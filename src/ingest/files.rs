@@ -150,11 +150,7 @@ impl Ingest {
     pub fn write(&self, handle: u64, offset: u64, bytes: &[u8]) -> Result<()> {
         let handle = self.handle(handle)?;
         let pending = &handle.pending;
-        self.change(&handle, |file, progress| {
-            file.write_all_at(bytes, offset)?;
-            progress.wrote(offset, bytes);
-            Ok(())
-        })?;
+        self.change(&handle, |file, progress| progress.write(file, offset, bytes))?;
         // Programs do not look at what closing a file says.
         if self.is_to_be_published(pending) { self.publish(pending, &handle.file, false) } else { Ok(()) }
     }

@@ -155,8 +155,7 @@ impl Ingest {
                 if len == 0 {
                     return Err(Error::Damaged { digest: layer.digest, fault: "it is shorter than it seems".into() });
                 }
-                file.write_all_at(&buf[..len], offset).at(&name)?;
-                progress.wrote(offset, &buf[..len]);
+                progress.write(&file, offset, &buf[..len]).at(&name)?;
                 offset += len as u64;
             }
             self.dir.finish(&place, &progress, &layer.digest)?;

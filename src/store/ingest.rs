@@ -45,14 +45,16 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Goes on if these bytes come next, and begins again if they change what was hashed.
-    pub fn wrote(&mut self, offset: u64, bytes: &[u8]) {
+    /// Writes bytes to the file; goes on if they come next, and begins again if they change what was hashed, be it that
+    /// only some of them are written.
+    pub fn write(&mut self, file: &File, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.cut(offset);
+        file.write_all_at(bytes, offset)?;
         if offset == self.len {
             self.hasher.update(bytes);
             self.len += bytes.len() as u64;
-        } else {
-            self.cut(offset);
         }
+        Ok(())
     }
 
     /// Forgets everything if the file was changed from `len` on.
@@ -266,14 +268,24 @@ mod tests {
         let writes: [(u64, &[u8]); 5] = [(0, b"abc"), (3, b"def"), (9, b"jkl"), (6, b"ghi"), (1, b"B")];
         let mut progress = Progress::default();
         for (offset, bytes) in writes {
-            file.write_all_at(bytes, offset).expect("written");
-            progress.wrote(offset, bytes);
+            progress.write(&file, offset, bytes).expect("written");
         }
         assert_eq!(progress.finish(&file).expect("read"), Digest::of(b"aBcdefghijkl"));
-        progress.wrote(0, b"aBcdefghijkl");
+        progress.write(&file, 0, b"aBcdefghijkl").expect("written");
         progress.cut(5);
         file.set_len(5).expect("cut");
         assert_eq!(progress.finish(&file).expect("read"), Digest::of(b"aBcde"));
+    }
+
+    #[test]
+    fn what_a_write_that_failed_has_left_is_hashed() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let mut progress = Progress::default();
+        progress.write(file.as_file(), 0, b"abc").expect("written");
+        let refused = File::open(file.path()).expect("readable");
+        assert!(progress.write(&refused, 1, b"XY").is_err());
+        file.as_file().write_all_at(b"X", 1).expect("written");
+        assert_eq!(progress.finish(file.as_file()).expect("read"), Digest::of(b"aXc"));
     }
 
     #[test]
