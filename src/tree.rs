@@ -141,7 +141,8 @@ impl Tree {
         let paths = tree_paths(&found);
         let keep = old.map_or_else(Arc::default, |old| old.keep.clone());
         let entries = found.into_iter().zip(paths).map(|(found, path)| {
-            let same = |entry: &&Arc<Entry>| *entry.found == found && entry.found.settled && entry.path == path;
+            let is_as_it_was = |entry: &Entry| entry.found.settled && !entry.may_be_mended();
+            let same = |entry: &&Arc<Entry>| *entry.found == found && entry.path == path && is_as_it_was(entry);
             let index = old.map(|old| old.entries.binary_search_by(|entry| entry.found.name.cmp(&found.name)));
             let kept = old.zip(index.and_then(Result::ok)).map(|(old, index)| &old.entries[index]).filter(same);
             kept.cloned().unwrap_or_else(|| Arc::new(Entry::new(store.clone(), keep.clone(), found, path)))

@@ -387,7 +387,10 @@ impl Vfs {
                 let counters = self.meters.of(file.layout, file.variant);
                 let blobs = Metered::new(self.store.blobs(), counters, file.variant.is_some());
                 let read = file.content.read(&blobs, offset, buf);
-                let len = read.map_err(|error| self.note(error, || Some(file.model.clone())))?;
+                let len = read.map_err(|error| match handle.place.is_outdated() {
+                    true => error,
+                    false => self.note(error, || Some(file.model.clone())),
+                })?;
                 counters.read(len);
                 Ok(len)
             }

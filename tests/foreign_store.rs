@@ -8,7 +8,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{Store, walk};
+use common::{Store, eventually, walk};
 use serde_json::{Value, json};
 use wmount::digest::Digest;
 
@@ -233,4 +233,68 @@ fn a_model_whose_damage_is_mended_is_shown_again() {
     // A mount of its own remembers nothing of the other but what is in the store.
     let after: Vec<String> = common::facts_of_vfs(&store.vfs()).into_keys().collect();
     assert!(after.iter().any(|path| path == "amb/mended/latest.amb"), "{after:?}");
+}
+
+#[test]
+fn a_blob_that_was_away_is_read_again_when_it_is_back() {
+    let store = ollamas();
+    let blob = safetensors(&[("a.weight", "F32", &[2], &[1; 8])]);
+    let (blob, aside) =
+        (store.path().join("blobs").join(Digest::of(&blob).file_name()), store.dir.path().join("aside"));
+    fs::rename(&blob, &aside).unwrap();
+    let mounted = store.mount();
+    let file = "safetensors/tiny/latest/model.safetensors";
+    assert_eq!(mounted.read(file).unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_ne!(mounted.status()["problems"], json!([]));
+    fs::rename(&aside, &blob).unwrap();
+    eventually("the file is whole", || mounted.read(file).is_ok());
+    eventually("mended damage is no problem", || mounted.status()["problems"] == json!([]));
+    assert_eq!(mounted.read("gds_export/tiny/latest/a__weight.bin").unwrap(), [1; 8]);
+}
+
+#[test]
+fn the_files_beside_a_model_that_cannot_be_read_are_there() {
+    let store = ollamas();
+    let path = store.path();
+    let config = put(&path, CONFIG, "", b"{}");
+    for (tag, projector) in [("a", b"GGUF-one"), ("b", b"GGUF-two")] {
+        let layers = [
+            put(&path, "application/vnd.ollama.image.model", "", b"GGUF...."),
+            put(&path, "application/vnd.ollama.image.projector", "", projector),
+        ];
+        write_manifest(&path, &format!("registry.ollama.ai/library/vision/{tag}"), config.clone(), &layers);
+    }
+    let vfs = store.vfs();
+    vfs.tree().look();
+    fs::remove_file(path.join("manifests/registry.ollama.ai/library/vision/a")).unwrap();
+    assert_eq!(vfs.resolve("gguf/vision/mmproj-b.gguf").unwrap().size, 8);
+    assert!(vfs.resolve("gguf/vision/mmproj-a.gguf").is_err());
+}
+
+#[test]
+fn a_blob_of_thousands_of_quantised_tensors_is_planned_at_once() {
+    const COUNT: usize = 6000;
+    let names: Vec<(String, String)> =
+        (0..COUNT).map(|it| (format!("l.{it}.weight"), format!("l.{it}.weight.scale"))).collect();
+    let tensors: Vec<(&str, &str, &[u64], &[u8])> = names
+        .iter()
+        .flat_map(|(weight, scale)| {
+            [(weight.as_str(), "U32", &[1u64, 8][..], &[0u8; 32][..]), (scale.as_str(), "BF16", &[1, 1], &[0; 2])]
+        })
+        .collect();
+    let store = ollamas();
+    let path = store.path();
+    let layers = [put(&path, TENSOR, "all", &safetensors(&tensors)), put(&path, JSON, "config.json", CONFIG_JSON)];
+    write_manifest(&path, "registry.ollama.ai/library/packed/latest", put(&path, CONFIG, "", b"{}"), &layers);
+    let vfs = store.vfs();
+    let read = |path: &str| {
+        let attr = vfs.resolve(path).unwrap();
+        let mut bytes = vec![0; attr.size as usize];
+        vfs.read(attr.ino, 0, &mut bytes).unwrap();
+        bytes
+    };
+    let config: Value = serde_json::from_slice(&read("safetensors/packed/latest/config.json")).unwrap();
+    assert_eq!(config["quantization"], json!({"group_size": 32, "bits": 8, "mode": "mxfp8"}));
+    let file = read("safetensors/packed/latest/model.safetensors");
+    assert!(file.windows(12).any(|name| name == b"l.5999.scale"));
 }

@@ -36,7 +36,7 @@ pub struct Entry {
     variants: Mutex<HashMap<View, Arc<Cell<Anchored>>>>,
     /// A bit for each layout that shows it.
     pub(super) shown: OnceLock<u64>,
-    /// The file that kept it from being read when that was last tried.
+    /// The file that kept it from being read, or from being read whole, when that was last tried.
     unread: Mutex<Option<Seen>>,
     /// Whether the store has not answered in time to find that out.
     late: AtomicBool,
@@ -64,6 +64,7 @@ impl Entry {
     pub fn model(&self) -> Result<Arc<Model>> {
         self.model.get(&self.keep, || {
             let model = self.store.load(&self.found)?;
+            self.set_unread(model.check_whole().err().as_ref());
             /// A model can have as many as layers.
             const SHOWN: usize = 20;
             for defect in model.defects.iter().take(SHOWN) {
@@ -163,8 +164,10 @@ impl Entry {
     pub(super) fn look(&self, room: &mut Vec<u8>) -> u64 {
         let brief = self.store.load_brief(&self.found, room);
         let model = brief.and_then(|brief| brief.map_or_else(|| self.model(), |brief| Ok(Arc::new(brief))));
-        let unread = model.as_ref().err().and_then(|error| self.store.culprit(error));
-        *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = unread;
+        match &model {
+            Ok(model) => self.set_unread(model.check_whole().err().as_ref()),
+            Err(error) => self.set_unread(Some(error)),
+        }
         match model {
             // What damage hides is not remembered.
             Ok(model) if !model.is_settled() => mask(|view| view.expresses(&model).is_ok()),
@@ -176,10 +179,16 @@ impl Entry {
         }
     }
 
-    /// Whether what kept it from being read is another file by now, or there again, as when a disk is back.
+    fn set_unread(&self, error: Option<&Error>) {
+        let unread = error.and_then(|error| self.store.culprit(error));
+        *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = unread;
+    }
+
+    /// Whether what kept it from being read, or from being read whole, is another file by now, or there again, as when a
+    /// disk is back.
     pub(super) fn may_be_mended(&self) -> bool {
         let unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.shown.get().is_none() && unread.is_some_and(|file| file.is_another())
+        unread.is_some_and(|file| file.is_another())
     }
 
     /// Says whether the look takes longer than anybody waits.
@@ -221,6 +230,11 @@ impl Place {
     /// The model whose it is.
     pub fn model(&self) -> &Arc<Found> {
         &self.entry.found
+    }
+
+    /// Whether it was planned with a file that was damaged and is not any more: the next snapshot has another one here.
+    pub fn is_outdated(&self) -> bool {
+        self.entry.may_be_mended()
     }
 
     /// The place of an entry of this directory.

@@ -73,11 +73,18 @@ impl SkeletonDir {
                     return Place::of(entry, view, anchor, "").step();
                 }
                 let absent = || Error::NotFound(format!("{}/{name}", self.path));
+                let mut damage = Ok(());
                 for (entry, view, anchor) in &self.beside {
-                    if entry.planned(*view)?[*anchor].child(name).is_ok() {
-                        return Place::of(entry, *view, *anchor, name).step();
+                    match entry.planned(*view) {
+                        Ok(nodes) if nodes[*anchor].child(name).is_ok() => {
+                            return Place::of(entry, *view, *anchor, name).step();
+                        }
+                        Ok(_) => {}
+                        // The name may be one of this model's, unless another model has it.
+                        Err(error) => damage = damage.and(Err(error)),
                     }
                 }
+                damage?;
                 let digest = Digest::from_file_name(name).filter(|_| self.is_shared()).ok_or_else(absent)?;
                 let (entry, view, anchor) = &self.shared[self.blobs()?.model(&digest).ok_or_else(absent)?];
                 Place::of(entry, *view, *anchor, name).step()
