@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use common::{Store, digest_of, refuse, succeed, words};
 use wmount::dtype::Dtype;
-use wmount::format::milblob;
+use wmount::format::{milblob, safetensors};
 use wmount::sample::LanguageModel;
 use wmount::store::import::{Options, Progress, import};
 
@@ -282,6 +282,62 @@ fn tensors_over_the_same_bytes_keep_their_own_shapes() {
     let (flat, square) = (serde_json::json!([6]), serde_json::json!([2, 3]));
     assert!(tensors.eq([(&"a".into(), &flat), (&"b".into(), &square), (&"c".into(), &flat)]), "{shown}");
     store.check();
+}
+
+/// A safetensors file of one tensor, of four bytes.
+fn small_weights(path: PathBuf, tensor: &str) {
+    let shape: &[u64] = &[4];
+    let mut file = safetensors::file_header(&[], [(tensor, Dtype::U8, shape, 4)].into_iter());
+    file.extend(path.to_str().unwrap().bytes().rev().skip(ENDING.len()).take(4));
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, file).unwrap();
+}
+
+const ENDING: &str = ".safetensors";
+
+/// The names of all tensors, its own first, of a model of these files with one tensor each and an index of some.
+fn tensors_of(files: &[(&str, &str)], indexed: &[(&str, &str)]) -> Vec<String> {
+    let store = Store::none();
+    let dir = store.dir.path().join("model");
+    files.iter().for_each(|(path, tensor)| small_weights(dir.join(format!("{path}{ENDING}")), tensor));
+    fs::write(dir.join(if files[0].0.contains('/') { "model_index.json" } else { "config.json" }), "{}").unwrap();
+    let map: serde_json::Map<_, _> =
+        indexed.iter().map(|(path, tensor)| ((*tensor).into(), format!("{path}{ENDING}").into())).collect();
+    if !map.is_empty() {
+        let index = serde_json::json!({ "weight_map": map }).to_string();
+        fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
+    }
+    store.add("model", &[&dir]);
+    store.check();
+    for (path, _) in files {
+        let shown = store.command(&["cat", &format!("original/model/latest/model/{path}{ENDING}")]).output().unwrap();
+        assert!(shown.stdout == fs::read(dir.join(format!("{path}{ENDING}"))).unwrap(), "{path}");
+    }
+    let shown = store.json(&["show", "model"]);
+    shown["tensors"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn of_two_forms_of_a_model_in_a_directory_the_one_that_loaders_take_is_its_own() {
+    let both = [("model", "a"), ("model.fp16", "a"), ("other", "a")];
+    assert_eq!(tensors_of(&both, &[]), ["a", "model.fp16/a", "other/a"]);
+    let shards = [("model-1-of-1", "a"), ("model.fp16-1-of-1", "a"), ("model-1-of-1.int8", "a")];
+    assert_eq!(tensors_of(&shards, &[]), ["a", "model-1-of-1.int8/a", "model.fp16-1-of-1/a"]);
+    // Alone, or with other tensors, such a file is one as any other.
+    assert_eq!(tensors_of(&[("model.fp16", "a")], &[]), ["a"]);
+    assert_eq!(tensors_of(&[("model", "a"), ("model.more", "b")], &[]), ["a", "b"]);
+    // What a pipeline's own directory has beside its components is not loaded with them.
+    let pipeline = [("unet/x", "a"), ("unet/x.fp16", "a"), ("vae/x.fp16", "a"), ("sd", "a"), ("sd-ema", "a")];
+    assert_eq!(tensors_of(&pipeline, &[]), ["unet/a", "vae/a", "sd-ema/a", "sd/a", "unet/x.fp16/a"]);
+    // The index chooses.
+    let two = [("model", "a"), ("model-1-of-1", "a"), ("model-extra", "b")];
+    assert_eq!(tensors_of(&two, &[("model-1-of-1", "a")]), ["a", "b", "model/a"]);
+}
+
+#[test]
+fn an_index_of_which_nothing_is_there_is_that_of_another_model() {
+    assert_eq!(tensors_of(&[("model", "a")], &[("model-1-of-2", "a"), ("model-2-of-2", "b")]), ["a"]);
+    assert_eq!(tensors_of(&[("model-1-of-1", "a")], &[("model-1-of-2", "a")]), ["a"]);
 }
 
 #[test]

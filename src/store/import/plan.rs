@@ -1,6 +1,6 @@
 //! From a path to a [`SourcePlan`]: every file parsed and cut into pieces, before a byte is written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::amb;
@@ -10,12 +10,17 @@ use super::gds;
 use super::gguf;
 use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
+use super::whole::{is_shard, set_of};
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
 
 /// Says in which shard each tensor of a model is.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+const INDEX: &str = "model.safetensors.index.json";
+const ENDING: &str = ".safetensors";
+
+/// The headers of safetensors files by path.
+type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
 
 /// One source to import.
 #[derive(Debug)]
@@ -110,27 +115,30 @@ fn no_source(path: &Path, scan: &Scan) -> Error {
 
 /// A Hugging Face style directory, or one safetensors file.
 fn plan_safetensors(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
-    check_index(scan)?;
-    let own = own_weights(scan);
+    let indexed = indexed(scan)?;
+    let mut headers = Headers::new();
+    for file in scan.files.iter().filter(|file| file.path.ends_with(ENDING)) {
+        headers.insert(&file.path, safetensors::parse(&FileBytes::open(file)?).at(&file.place)?);
+    }
+    let own = own_weights(scan, &headers, &indexed);
     let mut exported = gds::beside_weights(scan);
     let mut seen: BTreeMap<String, &Path> = BTreeMap::new();
     let mut pieces = Vec::with_capacity(scan.files.len());
     for file in &scan.files {
-        let Some(stem) = file.path.strip_suffix(".safetensors") else {
+        let (Some(stem), Some(header)) = (file.path.strip_suffix(ENDING), headers.remove(&*file.path)) else {
             pieces.push(match exported.remove(&file.path) {
                 Some(entry) => gds::tensor(file, format!("gds_export/{}", entry.name), false, entry)?,
                 None => whole(file),
             });
             continue;
         };
-        let own = own(&file.path);
+        let own = own.contains(&*file.path);
         // Components of a model keep their tensors apart by the component's name, as ollama's importer does it.
         let prefix = match (own, stem.rsplit_once('/')) {
             (true, None) => String::new(),
             (true, Some((component, _))) => format!("{component}/"),
             (false, _) => format!("{stem}/"),
         };
-        let header = safetensors::parse(&FileBytes::open(file)?).at(&file.place)?;
         let mut parts = vec![Piece { offset: 0, len: header.data_start, content: Content::Between }];
         for tensor in header.tensors {
             let name = prefix.clone() + &tensor.name;
@@ -148,35 +156,66 @@ fn plan_safetensors(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
 }
 
 /// Which files hold the model's own weights: `model*.safetensors` at the top where there are any (what mlx-lm loads),
-/// else every one at the top, else those of the component directories.
-fn own_weights(scan: &Scan) -> impl Fn(&str) -> bool {
-    let top = |path: &str| !path.contains('/') && path.ends_with(".safetensors");
-    let model = move |path: &str| top(path) && path.starts_with("model");
-    let any = |test: &dyn Fn(&str) -> bool| scan.files.iter().any(|file| test(&file.path));
-    let (has_model, has_top) = (any(&model), any(&top));
-    move |path| match (has_model, has_top) {
-        (true, _) => model(path),
-        (false, true) => top(path),
-        (false, false) => true,
-    }
+/// else every one at the top, else those of the component directories, which are all that a pipeline of Diffusers loads.
+///
+/// What has a tensor by the name of another's is a second choice if loaders take it only when they are told to: a variant,
+/// and what the index does not name.
+fn own_weights<'a>(scan: &Scan, headers: &Headers<'a>, indexed: &BTreeSet<String>) -> HashSet<&'a str> {
+    let is_pipeline = scan.file("model_index.json").is_some() && headers.keys().any(|path| path.contains('/'));
+    let top = |path: &str| !path.contains('/') && !is_pipeline;
+    let model = |path: &str| top(path) && path.starts_with("model");
+    let any = |test: &dyn Fn(&str) -> bool| headers.keys().any(|path| test(path));
+    let is_own: &dyn Fn(&str) -> bool = match (any(&model), any(&top)) {
+        (true, _) => &model,
+        (false, true) => &top,
+        (false, false) => &|path| path.contains('/') || !is_pipeline,
+    };
+    let sets: HashSet<String> = headers.keys().map(|path| set_of(path)).collect();
+    let is_unnamed = |path: &str| !path.contains('/') && !indexed.is_empty() && !indexed.contains(path);
+    let is_second = |path: &&str| is_variant(path, &sets) || is_unnamed(path);
+    let (second, mut own): (HashSet<&str>, HashSet<&str>) =
+        headers.keys().copied().filter(|path| is_own(path)).partition(is_second);
+    let dir = |path: &'a str| path.rsplit_once('/').map_or("", |(dir, _)| dir);
+    let names_of = |path: &'a str| headers[path].tensors.iter().map(move |tensor| (dir(path), tensor.name.as_str()));
+    let names: HashSet<(&str, &str)> = own.iter().flat_map(|path| names_of(path)).collect();
+    own.extend(second.into_iter().filter(|path| !names_of(path).any(|name| names.contains(&name))));
+    own
 }
 
-/// An index must not name a shard that is not there: the rest would load as a model with holes.
-fn check_index(scan: &Scan) -> Result<()> {
+/// Whether a file is what Diffusers calls a variant, such as `model.fp16.safetensors`, of what is there as well.
+fn is_variant(path: &str, sets: &HashSet<String>) -> bool {
+    let set = set_of(path);
+    let plain = set.strip_suffix(ENDING).and_then(|stem| stem.rsplit_once('.'));
+    plain.is_some_and(|(plain, word)| !word.contains('/') && sets.contains(&format!("{plain}{ENDING}")))
+}
+
+/// The shards that the index names, none if there is no index.
+///
+/// One that names nothing that is there, beside a whole model, is that of the model which this one was made of: writers of
+/// quantised models left it behind.
+///
+/// # Errors
+/// The index names a shard that is not there: the rest would load as a model with holes.
+pub(super) fn indexed(scan: &Scan) -> Result<BTreeSet<String>> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let Some(file) = scan.file(INDEX) else { return Ok(()) };
+    let Some(file) = scan.file(INDEX) else { return Ok(BTreeSet::new()) };
     let text = read_small(file, safetensors::MAX_HEADER)?;
     let index: Index = json::loose(&text)
         .map_err(|fault| Fault::new(fault.at, format!("is no index of shards: {}", fault.what)))
         .at(&file.place)?;
-    for (tensor, shard) in &index.weight_map {
-        if scan.file(shard).is_none() {
-            let what = format!("tensor {tensor:?} is in {shard:?}, which is missing");
-            return Err(Error::format(&file.place, Fault::new(0, what)));
-        }
+    let Some((tensor, shard)) = index.weight_map.iter().find(|(_, shard)| scan.file(shard).is_none()) else {
+        return Ok(index.weight_map.into_values().collect());
+    };
+    let is_shard = |path: &str| path.starts_with("model") && !path.contains('/') && is_shard(path);
+    let is_model = |path: &str| path == "model.safetensors" || is_shard(path);
+    if scan.files.iter().any(|file| is_model(&file.path))
+        && !index.weight_map.values().any(|shard| scan.file(shard).is_some())
+    {
+        return Ok(BTreeSet::new());
     }
-    Ok(())
+    let what = format!("tensor {tensor:?} is in {shard:?}, which is missing");
+    Err(Error::format(&file.place, Fault::new(0, what)))
 }

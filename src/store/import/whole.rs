@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::hub;
-use super::plan::{INDEX, SourcePlan};
+use super::plan::{SourcePlan, indexed};
 use super::scan::Scan;
 use crate::error::{Error, Result};
 use crate::model::SourceKind;
@@ -80,9 +80,20 @@ impl<'a> Shard<'a> {
     }
 }
 
+/// Whether a file is, by its name, one of several.
+pub(super) fn is_shard(path: &str) -> bool {
+    Shard::of(path).is_some()
+}
+
+/// The name that all shards of a set have in common: theirs without the numbers. It is that of a file that is no shard.
+pub(super) fn set_of(path: &str) -> String {
+    Shard::of(path).map_or_else(|| path.to_owned(), |Shard { ends: (stem, rest), .. }| format!("{stem}{rest}"))
+}
+
 /// Refuses sets of shards that are not whole, but for the one whose index has been checked: it says what belongs to it.
 fn check_shards(plan: &SourcePlan) -> Result<()> {
-    let is_indexed = |path: &str| !path.contains('/') && plan.scan.file(INDEX).is_some();
+    let has_index = !indexed(&plan.scan)?.is_empty();
+    let is_indexed = |path: &str| !path.contains('/') && has_index;
     let paths = plan.scan.files.iter().map(|file| &*file.path).filter(|path| !is_indexed(path));
     let mut sets: BTreeMap<_, Vec<Shard>> = BTreeMap::new();
     for shard in paths.filter_map(Shard::of) {
