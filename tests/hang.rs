@@ -99,6 +99,51 @@ fn a_blob_that_does_not_answer_hangs_nobody_else() {
 }
 
 #[test]
+fn a_blob_that_does_not_answer_hangs_nobody_else_where_ollama_writes() {
+    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
+    const LIBRARY: &str = "ollama/manifests/registry.ollama.ai/library/llama";
+    let store = Store::of_two();
+    let (alone, config) = (store.dir.path().join("alone"), br#"{"model_type": "llama", "vision_config": {}}"#);
+    fs::create_dir(&alone).unwrap();
+    fs::write(alone.join("config.json"), config).unwrap();
+    fs::copy(store.code().join("model.safetensors"), alone.join("model.safetensors")).unwrap();
+    store.add("alone", &[&alone]);
+    let hanging = Hanging::over(&store.path().join("blobs"), &store.dir.path().join("disk"));
+    let mounted = Mounted::with(&["--ingest"], &store.path());
+    walk(&mounted.at.join("gds_export"));
+    // What ollama is shown of the model follows from this file.
+    hanging.hang(&Digest::of(config).file_name());
+    let alone = mounted.path("ollama/manifests/registry.ollama.ai/library/alone/latest");
+    // More than there are threads.
+    let readers: Vec<_> = (0..12)
+        .map(|_| {
+            let path = alone.clone();
+            thread::spawn(move || fs::read(path))
+        })
+        .collect();
+    eventually("somebody waits", || hanging.waiting() > 0);
+    thread::sleep(Duration::from_millis(200));
+    let (at, chat, answered) = (mounted.at.clone(), store.chat(), Arc::new(AtomicBool::new(false)));
+    let tell = answered.clone();
+    let other = thread::spawn(move || {
+        assert!(fs::read(at.join(LIBRARY).join("chat")).unwrap().starts_with(b"{"));
+        let partial = at.join("ollama/blobs/sha256-1-partial");
+        fs::write(&partial, b"some").unwrap();
+        assert_eq!(fs::read(&partial).unwrap(), b"some");
+        fs::remove_file(&partial).unwrap();
+        let shown = at.join("original/llama/chat/chat/model.safetensors");
+        assert_eq!(digest_of(&shown), digest_of(&chat.join("model.safetensors")));
+        tell.store(true, Ordering::Relaxed);
+    });
+    eventually("the others are read and written", || answered.load(Ordering::Relaxed) || other.is_finished());
+    other.join().unwrap();
+    assert!(readers.iter().all(|reader| !reader.is_finished()));
+    hanging.answer();
+    assert!(readers.into_iter().all(|reader| reader.join().unwrap().unwrap().starts_with(b"{")));
+    drop(mounted);
+}
+
+#[test]
 fn a_model_that_does_not_answer_to_the_first_look_hides_no_other() {
     assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
     let store = Store::of_two();

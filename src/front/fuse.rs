@@ -62,13 +62,20 @@ impl Fuse {
     }
 
     /// Serves a request here, or has another thread do it if this is the last that is free.
-    fn serve(&self, ino: INodeNo, work: impl FnOnce(&Fuse) + Send + 'static) {
+    pub(super) fn serve(&self, ino: INodeNo, work: impl FnOnce(&Fuse) + Send + 'static) {
         match self.lanes.enter() {
             Some(_lane) => work(self),
             None => {
                 let fuse = self.clone();
                 self.lanes.hand_over(ino.0, Vec::new(), move || work(&fuse));
             }
+        }
+    }
+
+    pub(super) fn attr(&self, ino: INodeNo, reply: ReplyAttr) {
+        match self.ask("getattr", ino, |vfs| vfs.attr(ino.0)) {
+            Ok(attr) => reply.attr(&attr_ttl(&attr), &self.file_attr(&attr)),
+            Err(errno) => reply.error(errno),
         }
     }
 
@@ -137,10 +144,7 @@ impl Filesystem for Fuse {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.serve(ino, move |fuse| match fuse.ask("getattr", ino, |vfs| vfs.attr(ino.0)) {
-            Ok(attr) => reply.attr(&attr_ttl(&attr), &fuse.file_attr(&attr)),
-            Err(errno) => reply.error(errno),
-        });
+        self.serve(ino, move |fuse| fuse.attr(ino, reply));
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {

@@ -30,17 +30,24 @@ use crate::vfs::{Access, ROOT, Vfs};
 const LISTINGS: u64 = 1 << 56;
 
 /// A tree with a part that can be written to.
+#[derive(Clone)]
 pub struct Writes {
     fuse: Fuse,
     ingest: Arc<Ingest>,
-    listings: DashMap<u64, Arc<Names>>,
-    next: AtomicU64,
+    listings: Arc<DashMap<u64, Arc<Names>>>,
+    next: Arc<AtomicU64>,
 }
 
 impl Writes {
     /// Serves a tree and its writable part.
     pub fn new(fuse: Fuse, ingest: Arc<Ingest>) -> Writes {
-        Writes { fuse, ingest, listings: DashMap::new(), next: AtomicU64::new(LISTINGS) }
+        Writes { fuse, ingest, listings: Arc::default(), next: Arc::new(AtomicU64::new(LISTINGS)) }
+    }
+
+    /// Serves a request for which something may have to be planned, as [`Fuse`] does.
+    fn serve(&self, ino: INodeNo, work: impl FnOnce(&Writes) + Send + 'static) {
+        let writes = self.clone();
+        self.fuse.serve(ino, move |_| work(&writes));
     }
 
     fn vfs(&self) -> &Vfs {
@@ -109,15 +116,18 @@ impl Filesystem for Writes {
         let Some(dir) = self.ingest.path_of(parent.0).or(is_top.then(String::new)) else {
             return self.fuse.lookup(request, parent, name, reply);
         };
-        self.entry(reply, attempt("lookup", || self.ingest.lookup(&dir, name_text(name)?)));
+        let name = name.to_owned();
+        self.serve(parent, move |writes| {
+            writes.entry(reply, attempt("lookup", || writes.ingest.lookup(&dir, name_text(&name)?)));
+        });
     }
 
-    fn getattr(&self, request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        match attempt("getattr", || self.ingest.attr(ino.0)) {
-            Ok(Some(stat)) => reply.attr(&ttl(&stat), &self.file_attr(&stat)),
-            Ok(None) => self.fuse.getattr(request, ino, fh, reply),
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.serve(ino, move |writes| match attempt("getattr", || writes.ingest.attr(ino.0)) {
+            Ok(Some(stat)) => reply.attr(&ttl(&stat), &writes.file_attr(&stat)),
+            Ok(None) => writes.fuse.attr(ino, reply),
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -125,14 +135,14 @@ impl Filesystem for Writes {
         let Some(dir) = self.ingest.path_of(ino.0).or(is_root.then(String::new)) else {
             return self.fuse.opendir(request, ino, flags, reply);
         };
-        match attempt("opendir", || self.ingest.entries(ino.0, &dir)) {
+        self.serve(ino, move |writes| match attempt("opendir", || writes.ingest.entries(ino.0, &dir)) {
             Ok(names) => {
-                let fh = self.next.fetch_add(1, Ordering::Relaxed);
-                self.listings.insert(fh, Arc::new(names));
+                let fh = writes.next.fetch_add(1, Ordering::Relaxed);
+                writes.listings.insert(fh, Arc::new(names));
                 reply.opened(FileHandle(fh), FopenFlags::empty());
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn readdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -148,11 +158,13 @@ impl Filesystem for Writes {
         let Some(names) = self.listings.get(&fh.0).map(|names| names.clone()) else {
             return self.fuse.readdirplus(request, ino, fh, offset, reply);
         };
-        let _full = names.from(offset).any(|(next, name, child, form)| {
-            let attr = self.listed(ino, &name, child, form);
-            reply.add(attr.ino, next, &*name, &Duration::ZERO, &attr, GENERATION)
+        self.serve(ino, move |writes| {
+            let _full = names.from(offset).any(|(next, name, child, form)| {
+                let attr = writes.listed(ino, &name, child, form);
+                reply.add(attr.ino, next, &*name, &Duration::ZERO, &attr, GENERATION)
+            });
+            reply.ok();
         });
-        reply.ok();
     }
 
     fn releasedir(&self, request: &Request, ino: INodeNo, fh: FileHandle, flags: OpenFlags, reply: ReplyEmpty) {
@@ -164,24 +176,23 @@ impl Filesystem for Writes {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let write = flags.acc_mode() != OpenAccMode::O_RDONLY || flags.0 & libc::O_TRUNC != 0;
-        if write && !self.ingest.may_write(ino.0) {
-            return match self.elsewhere(ino) {
+        if !self.ingest.may_write(ino.0) {
+            return match if write { self.elsewhere(ino) } else { Errno::EROFS } {
                 Errno::EROFS => self.fuse.open(request, ino, flags, reply),
                 errno => reply.error(errno),
             };
         }
-        match attempt("open", || self.ingest.open(ino.0, write)) {
-            Ok(Some(handle)) if self.ingest.is_manifest(ino.0) => {
+        self.serve(ino, move |writes| match attempt("open", || writes.ingest.open(ino.0, write)) {
+            Ok(Some(handle)) if writes.ingest.is_manifest(ino.0) => {
                 reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
             }
             Ok(Some(handle)) => reply.opened(FileHandle(handle), FopenFlags::empty()),
-            Ok(None) if self.ingest.is_manifest(ino.0) => match attempt("open", || self.vfs().open(ino.0)) {
+            Ok(None) => match attempt("open", || writes.vfs().open(ino.0)) {
                 Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO),
                 Err(errno) => reply.error(errno),
             },
-            Ok(None) => self.fuse.open(request, ino, flags, reply),
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn create(
@@ -195,16 +206,17 @@ impl Filesystem for Writes {
         reply: ReplyCreate,
     ) {
         let exclusive = flags & libc::O_EXCL != 0;
-        let made = self
-            .dir(parent)
-            .and_then(|dir| attempt("create", || self.ingest.create(&dir, name_text(name)?, exclusive)));
-        match made {
-            Ok((stat, handle)) => {
-                let (attr, flags) = (self.file_attr(&stat), FopenFlags::empty());
-                reply.created(&Duration::ZERO, &attr, GENERATION, FileHandle(handle), flags);
+        let name = name.to_owned();
+        self.serve(parent, move |writes| {
+            let create = |dir: String| writes.ingest.create(&dir, name_text(&name)?, exclusive);
+            match writes.dir(parent).and_then(|dir| attempt("create", || create(dir))) {
+                Ok((stat, handle)) => {
+                    let (attr, flags) = (writes.file_attr(&stat), FopenFlags::empty());
+                    reply.created(&Duration::ZERO, &attr, GENERATION, FileHandle(handle), flags);
+                }
+                Err(errno) => reply.error(errno),
             }
-            Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn read(
@@ -366,9 +378,11 @@ impl Filesystem for Writes {
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let removed =
-            self.dir(parent).and_then(|dir| attempt("rmdir", || self.ingest.remove_dir(&dir, name_text(name)?)));
-        answer(reply, removed);
+        let name = name.to_owned();
+        self.serve(parent, move |writes| {
+            let remove = |dir: String| writes.ingest.remove_dir(&dir, name_text(&name)?);
+            answer(reply, writes.dir(parent).and_then(|dir| attempt("rmdir", || remove(dir))));
+        });
     }
 
     fn rename(

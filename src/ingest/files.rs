@@ -65,7 +65,7 @@ impl Ingest {
     /// Makes a file and opens it; with `exclusive`, there must be none.
     pub fn create(&self, dir: &str, name: &str, exclusive: bool) -> Result<(Stat, u64)> {
         let path = format!("{dir}/{name}");
-        let found = self.stat(&mut self.state(), &path);
+        let found = self.stat(&mut self.state_at(&path), &path);
         if let Ok(found) = found {
             if exclusive {
                 return Err(refused(&path, io::ErrorKind::AlreadyExists));
@@ -88,7 +88,8 @@ impl Ingest {
 
     /// Opens a file; `None` if it is one that the tree shows and is opened for reading.
     pub fn open(&self, ino: u64, write: bool) -> Result<Option<u64>> {
-        let mut state = self.state();
+        let path = self.state().manifests.get(&ino).cloned().filter(|_| write);
+        let mut state = self.state_at(path.as_deref().unwrap_or(MANIFESTS));
         if let Some(pending) = state.files.get(&ino).cloned() {
             let inner = pending.state();
             if write && inner.sealed {
@@ -100,7 +101,6 @@ impl Ingest {
         if !write {
             return Ok(None);
         }
-        let path = state.manifests.get(&ino).cloned();
         let Some(path) = path else {
             return Err(refused(&format!("inode {ino}"), io::ErrorKind::PermissionDenied));
         };
@@ -289,7 +289,8 @@ impl Ingest {
     pub fn rename(&self, from: (&str, &str), to: (&str, &str), replace: bool) -> Result<()> {
         let (old, new) = (format!("{}/{}", from.0, from.1), format!("{}/{}", to.0, to.1));
         let (pending, target) = {
-            let mut state = self.state();
+            let _planned = self.vfs.resolve(&old);
+            let mut state = self.state_at(&new);
             let Some(pending) = state.pending_at(&old) else {
                 self.stat(&mut state, &old)?;
                 return Err(refused(&old, io::ErrorKind::PermissionDenied));
@@ -314,7 +315,7 @@ impl Ingest {
             None if pending.state().sealed => return Err(refused(&old, io::ErrorKind::PermissionDenied)),
             None => {}
         }
-        let mut state = self.state();
+        let mut state = self.state_at(&new);
         if !is_name_of(&state, &old, &pending) {
             return Err(Error::NotFound(old));
         }
@@ -343,7 +344,7 @@ impl Ingest {
     /// Removes a name: an unfinished file, a model by its manifest, a blob that no model needs.
     pub fn unlink(&self, dir: &str, name: &str) -> Result<()> {
         let path = format!("{dir}/{name}");
-        let mut state = self.state();
+        let mut state = self.state_at(&path);
         let own = state.names.get(&path).cloned();
         match &own {
             Some(Name::Dir(_)) => return Err(Error::IsDir),

@@ -182,6 +182,15 @@ impl Ingest {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The state, when what the tree shows at a path was found out: that can take long if the store does not answer, and
+    /// then nobody else waits for it.
+    fn state_at(&self, path: &str) -> MutexGuard<'_, State> {
+        if !matches!(self.state().names.get(path), Some(Name::File(_))) {
+            let _planned = self.vfs.resolve(path);
+        }
+        self.state()
+    }
+
     /// A number that was never handed out.
     fn new_ino(&self) -> u64 {
         number(&["ingest"], &[&self.salt, &self.next.fetch_add(1, Ordering::Relaxed).to_le_bytes()])
@@ -224,7 +233,7 @@ impl Ingest {
     /// What has this name in a directory.
     pub fn lookup(&self, dir: &str, name: &str) -> Result<Stat> {
         let path = if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") };
-        self.stat(&mut self.state(), &path)
+        self.stat(&mut self.state_at(&path), &path)
     }
 
     fn stat(&self, state: &mut State, path: &str) -> Result<Stat> {
@@ -366,7 +375,8 @@ impl Ingest {
 
     /// Makes a directory.
     pub fn make_dir(&self, dir: &str, name: &str) -> Result<Stat> {
-        let (mut state, path) = (self.state(), format!("{dir}/{name}"));
+        let path = format!("{dir}/{name}");
+        let mut state = self.state_at(&path);
         if self.stat(&mut state, &path).is_ok() {
             return Err(refused(&path, io::ErrorKind::AlreadyExists));
         }
@@ -376,7 +386,8 @@ impl Ingest {
 
     /// Makes a symbolic link, which ollama does in directories of its own beside `blobs/`.
     pub fn make_link(&self, dir: &str, name: &str, target: OsString) -> Result<Stat> {
-        let (mut state, path) = (self.state(), format!("{dir}/{name}"));
+        let path = format!("{dir}/{name}");
+        let mut state = self.state_at(&path);
         if path.starts_with(MANIFESTS) || dir == BLOBS {
             return Err(refused(&path, io::ErrorKind::PermissionDenied));
         }
@@ -389,7 +400,8 @@ impl Ingest {
 
     /// Gives a file another name, as ollama does with the parts of a model that it merges.
     pub fn link(&self, ino: u64, dir: &str, name: &str) -> Result<Stat> {
-        let (mut state, path) = (self.state(), format!("{dir}/{name}"));
+        let path = format!("{dir}/{name}");
+        let mut state = self.state_at(&path);
         if path.starts_with(MANIFESTS) || dir == BLOBS {
             return Err(refused(&path, io::ErrorKind::PermissionDenied));
         }
@@ -409,7 +421,9 @@ impl Ingest {
 
     /// Removes an empty directory. The two that ollama needs come back at once.
     pub fn remove_dir(&self, dir: &str, name: &str) -> Result<()> {
-        let (mut state, path) = (self.state(), format!("{dir}/{name}"));
+        let path = format!("{dir}/{name}");
+        let _planned = self.vfs.resolve(&path).and_then(|attr| self.vfs.entries(attr.ino));
+        let mut state = self.state();
         if self.stat(&mut state, &path)?.form != Form::Dir {
             return Err(Error::NotDir);
         }

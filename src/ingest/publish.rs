@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::SystemTime;
 
@@ -77,7 +78,7 @@ impl Ingest {
     fn make_model(&self, name: &ModelName, manifest: &Manifest, bytes: &[u8]) -> Result<()> {
         let old = self.manifest_of(name);
         let mut made = HashSet::new();
-        let done = match self.same_model(bytes) {
+        let done = match self.same_model(manifest, bytes) {
             // What `ollama/` shows of a model is less than the store has of it.
             Some(own) => self.dir.publish(name, &own),
             None => manifest
@@ -86,6 +87,7 @@ impl Ingest {
                 .and_then(|()| self.dir.publish(name, bytes)),
         };
         let done = done.and_then(|published| self.vfs.refresh().map(|_| published));
+        let orphans = self.orphans(old);
         let mut state = self.state();
         for digest in &made {
             self.dir.remove(&self.dir.path(&digest.file_name()));
@@ -96,7 +98,7 @@ impl Ingest {
         for dir in dirs_above(name) {
             state.names.remove(&dir);
         }
-        self.leave_blobs(&mut state, old);
+        self.leave(&mut state, orphans);
         Ok(())
     }
 
@@ -105,24 +107,34 @@ impl Ingest {
         store.manifest(&store.find_one(name).ok()?).ok()
     }
 
-    /// Keeps showing the blobs that ollama saw of a model which is no longer: it removes them itself.
-    fn leave_blobs(&self, state: &mut State, old: Option<Manifest>) {
-        for layer in
-            old.iter().filter(|old| old.is_foreign()).flat_map(Manifest::blobs).filter(|layer| !layer.is_ours())
-        {
+    /// The blobs that ollama saw of a model which is no longer, and that the tree does not show any more.
+    fn orphans(&self, old: Option<Manifest>) -> Vec<(String, PathBuf)> {
+        let layers = old.iter().filter(|old| old.is_foreign()).flat_map(Manifest::blobs);
+        let orphan = |layer: &Layer| {
             let path = format!("{BLOBS}/{}", layer.digest.file_name());
-            if let (Err(Error::NotFound(_)), Some(place)) = (self.stat(state, &path), self.dir.stored(&layer.digest)) {
+            let is_gone = matches!(self.vfs.resolve(&path), Err(Error::NotFound(_)));
+            Some((path, self.dir.stored(&layer.digest).filter(|_| is_gone)?))
+        };
+        layers.filter(|layer| !layer.is_ours()).filter_map(orphan).collect()
+    }
+
+    /// Keeps showing them: ollama removes them itself.
+    fn leave(&self, state: &mut State, orphans: Vec<(String, PathBuf)>) {
+        for (path, place) in orphans {
+            if !state.names.contains_key(&path) {
                 self.add(state, path, place, true);
             }
         }
     }
 
     /// The stored manifest of a model that `ollama/` shows with this manifest, if the two differ.
-    fn same_model(&self, bytes: &[u8]) -> Option<Vec<u8>> {
-        let store = self.vfs.store();
+    fn same_model(&self, manifest: &Manifest, bytes: &[u8]) -> Option<Vec<u8>> {
+        let (store, first) = (self.vfs.store(), manifest.layers.first()?.digest);
         let is_same = |found: &Found| {
             let own = store.manifest(found).ok()?;
-            if own.is_foreign() && !own.has_ours() {
+            let has_first = own.layers.iter().any(|layer| layer.digest == first || layer.named == Some(first));
+            // What is shown of a model is planned for this: not of all of them.
+            if !has_first || own.is_foreign() && !own.has_ours() {
                 return None;
             }
             let shown = self.vfs.resolve(&format!("{MANIFESTS}/{}", found.name.manifest_path())).ok()?;
@@ -178,11 +190,12 @@ impl Ingest {
         state.names.extend(dirs_above(name).map(|dir| (dir, Name::Dir(now))));
         drop(state);
         let removed = self.dir.remove_model(name).and_then(|()| self.vfs.refresh());
+        let orphans = self.orphans(old);
         let mut state = self.state();
         for dir in dirs_above(name).filter(|dir| self.vfs.resolve(dir).is_ok()) {
             state.names.remove(&dir);
         }
-        self.leave_blobs(&mut state, old);
+        self.leave(&mut state, orphans);
         removed.map(drop)
     }
 
