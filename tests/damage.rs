@@ -199,6 +199,26 @@ fn a_recipe_without_its_map_is_told_of_wherever_its_model_is_touched() {
 }
 
 #[test]
+fn a_recipe_that_is_none_is_found_by_verify_though_its_blob_is_what_its_name_says() {
+    let store = Store::of_two();
+    let manifest = store.path().join("manifests/registry.ollama.ai/library/llama/code");
+    let mut changed: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    let layers = changed["layers"].as_array_mut().unwrap();
+    let recipe = layers.iter_mut().find(|it| it["mediaType"] == "application/vnd.wmount.recipe").unwrap();
+    let digest = Digest::of(b"{}");
+    fs::write(blob_path(&store, &digest), "{}").unwrap();
+    recipe["digest"] = digest.to_string().into();
+    recipe["size"] = 2.into();
+    fs::write(&manifest, changed.to_string()).unwrap();
+    let verified = store.command(&["verify", "--json"]).output().unwrap();
+    assert_eq!(verified.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&verified.stdout).unwrap();
+    assert_eq!(report["damaged"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(report["damaged"][0]["models"], serde_json::json!(["llama:code"]));
+    assert!(report["damaged"][0]["fault"].as_str().unwrap().contains("recipe of \"code\""), "{report}");
+}
+
+#[test]
 fn a_command_that_meets_damage_says_so_once() {
     let store = Store::of_two();
     let digest = blob_of(&store, "llama:code", "model.layers.1.mlp.down_proj.weight");

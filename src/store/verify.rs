@@ -1,6 +1,6 @@
-//! Hashing blobs against their names.
+//! Hashing blobs against their names, and reading the models that they make up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::{Found, Repaired, Store};
 use crate::chunks::{buffer, for_each_chunk};
@@ -92,9 +92,10 @@ impl Users {
 }
 
 impl Store {
-    /// Hashes the blobs of these models, on all cores; `advance` is told of the bytes done.
+    /// Hashes the blobs of these models, on all cores, and reads the models; `advance` is told of the bytes done.
     pub fn verify(&self, models: &[Found], advance: &(dyn Fn(u64) + Sync)) -> Result<VerifyReport> {
         let mut report = VerifyReport::default();
+        let mut whole = Vec::new();
         let mut users: BTreeMap<(Digest, u64), Users> = BTreeMap::new();
         for found in models {
             let model = found.name.to_string();
@@ -103,6 +104,7 @@ impl Store {
                     for layer in manifest.blobs() {
                         users.entry((layer.digest, layer.size)).or_default().add(&model, layer);
                     }
+                    whole.push(found);
                 }
                 Err(error) => report.damaged.push(Damage::of_manifest(error.to_string(), vec![model])),
             }
@@ -115,6 +117,17 @@ impl Store {
             Some(Damage { digest: Some(*digest), size: *size, fault, models, holds })
         };
         report.damaged.extend(on_all_cores(blobs.len(), 1, &damage).into_iter().flatten());
+        // Blobs can be what their names say, and no model.
+        let told: HashSet<Digest> = report.damaged.iter().filter_map(|damage| damage.digest).collect();
+        for found in whole {
+            match self.load(found) {
+                Err(Error::Damaged { digest, .. }) if told.contains(&digest) => {}
+                Err(error) => {
+                    report.damaged.push(Damage::of_manifest(error.to_string(), vec![found.name.to_string()]));
+                }
+                Ok(_) => {}
+            }
+        }
         report.blobs = blobs.len() as u64;
         report.bytes = blobs.iter().map(|((_, size), _)| size).fold(0, |sum, size| sum.saturating_add(*size));
         report.damaged.sort_by_key(|damage| damage.digest);
