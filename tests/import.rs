@@ -341,6 +341,19 @@ fn an_index_of_which_nothing_is_there_is_that_of_another_model() {
 }
 
 #[test]
+fn what_git_did_not_fetch_is_told_as_that() {
+    let store = Store::of_two();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+    let weights =
+        ["chat/model.safetensors", "m.gguf", "m.amb", "m.mlmodel", "s8.mlpackage/Data/com.apple.CoreML/model.mlmodel"];
+    for path in weights.iter().chain([&&*package_file("s1")]).map(|path| store.dir.path().join(path)) {
+        fs::write(&path, pointer).unwrap();
+        let source = path.ancestors().find(|above| above.parent() == Some(store.dir.path())).unwrap().to_owned();
+        refused(&store, "pointer", &[&source], &format!("{}: is what Git LFS has", path.display()));
+    }
+}
+
+#[test]
 fn a_name_that_is_none_is_misuse() {
     let store = Store::of_two();
     let before = store.listing();

@@ -13,7 +13,7 @@ pub(super) fn is_amb(file: &FoundFile) -> Result<bool> {
 
 /// The pieces of the file.
 pub(super) fn plan(file: &FoundFile) -> Result<Vec<Piece>> {
-    let parsed = amb::parse(&FileBytes::open(file)?).at(&file.place)?;
+    let parsed = amb::parse(&FileBytes::open_container(file)?).at(&file.place)?;
     // A model of which only some tensors can be read is none to other layouts: its tensors are blobs without names.
     let whole = parsed.records.iter().all(|record| record.dtype.is_some());
     let mut pieces = Vec::new();

@@ -54,7 +54,7 @@ fn read_outline(file: &FoundFile, blob_threshold: u64) -> Result<Outline> {
         let what = format!("{} bytes are too many for a Core ML model, which is one message", file.len);
         return Err(Error::format(&file.place, Fault::new(0, what)));
     }
-    let bytes = FileBytes::open(file)?;
+    let bytes = FileBytes::open_container(file)?;
     outline(&bytes, &|range| range.end - range.start >= blob_threshold).at(&file.place)
 }
 
@@ -164,7 +164,7 @@ fn plan_package(path: &Path, scan: &Scan, blob_threshold: u64) -> Result<Vec<Vec
 ///
 /// What a program says must be so; without one, references that are not so are left aside.
 fn plan_weights(file: &FoundFile, program: Option<&Path>, references: Vec<Reference>) -> Result<Vec<Piece>> {
-    let bytes = FileBytes::open(file)?;
+    let bytes = FileBytes::open_container(file)?;
     let mut blobs: BTreeMap<u64, (milblob::Blob, Vec<Reference>)> = BTreeMap::new();
     for blob in milblob::parse(&bytes).at(&file.place)? {
         blobs.insert(blob.metadata, (blob, Vec::new()));

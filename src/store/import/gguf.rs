@@ -14,7 +14,7 @@ pub(super) fn is_gguf(file: &FoundFile) -> Result<bool> {
 
 /// What the file is to a model, and the piece that it is.
 pub(super) fn plan(file: &FoundFile) -> Result<(SourceKind, Piece)> {
-    let header = gguf::parse(&FileBytes::open(file)?).at(&file.place)?;
+    let header = gguf::parse(&FileBytes::open_container(file)?).at(&file.place)?;
     if header.parts > 1 {
         let what = format!("is one of {} parts: join them first with llama-gguf-split --merge", header.parts);
         return Err(Error::format(&file.place, Fault::new(0, what)));

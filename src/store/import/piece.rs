@@ -84,6 +84,18 @@ impl FileBytes {
         Ok(FileBytes { file, len: found.len })
     }
 
+    /// Opens a container of tensors, or says that it was not fetched: Git leaves a text in its place.
+    pub fn open_container(found: &FoundFile) -> Result<FileBytes> {
+        const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+        let bytes = FileBytes::open(found)?;
+        let head = bytes.get(0, bytes.len.min(POINTER.len() as u64) as usize).at(&found.place)?.into_owned();
+        if head == POINTER {
+            let what = "is what Git LFS has in the place of the file: fetch that with git lfs pull";
+            return Err(Error::format(&found.place, Fault::new(0, what)));
+        }
+        Ok(bytes)
+    }
+
     /// Fills `buf` from `offset` on.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
         self.file.read_exact_at(buf, offset)

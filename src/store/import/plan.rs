@@ -118,7 +118,7 @@ fn plan_safetensors(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
     let indexed = indexed(scan)?;
     let mut headers = Headers::new();
     for file in scan.files.iter().filter(|file| file.path.ends_with(ENDING)) {
-        headers.insert(&file.path, safetensors::parse(&FileBytes::open(file)?).at(&file.place)?);
+        headers.insert(&file.path, safetensors::parse(&FileBytes::open_container(file)?).at(&file.place)?);
     }
     let own = own_weights(scan, &headers, &indexed);
     let mut exported = gds::beside_weights(scan);
