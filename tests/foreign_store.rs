@@ -8,7 +8,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{Store, eventually, walk};
+use common::{Store, eventually, refuse, walk};
 use serde_json::{Value, json};
 use wmount::digest::Digest;
 
@@ -192,6 +192,27 @@ fn importing_into_a_store_of_ollama_and_gc_leave_what_is_its_own() {
     store.run(&["rm", "llama"]);
     store.run(&["gc"]);
     assert_eq!(store.listing(), before);
+}
+
+#[test]
+fn a_model_that_gives_a_blob_two_lengths_is_never_copied() {
+    let store = Store::none();
+    let path = store.path();
+    fs::create_dir_all(path.join("blobs")).unwrap();
+    let config = put(&path, CONFIG, "", b"{}");
+    let layers: Vec<Value> = (0..20)
+        .flat_map(|number: u32| {
+            let layer = put(&path, JSON, "a.json", number.to_string().as_bytes());
+            let mut longer = layer.clone();
+            longer["size"] = json!(layer["size"].as_u64().unwrap() + 1);
+            [longer, layer]
+        })
+        .collect();
+    write_manifest(&path, "registry.ollama.ai/library/two/latest", config, &layers);
+    let other = Store::none();
+    let line = refuse(other.command(&["import"]).arg(&path));
+    assert!(line.contains("its manifest says"), "{line}");
+    assert!(other.listing().is_empty());
 }
 
 #[test]

@@ -97,9 +97,10 @@ fn copy_one(
         let what = format!("the store has another model {name}: give a new name, or --replace it");
         return Err(Error::Invalid(what));
     }
-    let blobs: HashMap<Digest, (u64, bool)> =
-        manifest.blobs().map(|layer| (layer.digest, (layer.size, layer.is_tensor()))).collect();
-    let blobs: Vec<(Digest, (u64, bool))> = blobs.into_iter().collect();
+    // One that goes by two lengths is looked at for each of them.
+    let blobs: HashMap<(Digest, u64), bool> =
+        manifest.blobs().map(|layer| ((layer.digest, layer.size), layer.is_tensor())).collect();
+    let blobs: Vec<((Digest, u64), bool)> = blobs.into_iter().collect();
     let stage = Stage::new(store, lock)?;
     let (added, present) = take_all(&stage, from, &blobs, progress)?;
     stage.flush()?;
@@ -118,13 +119,13 @@ fn copy_one(
 fn take_all(
     stage: &Stage,
     from: &Store,
-    blobs: &[(Digest, (u64, bool))],
+    blobs: &[((Digest, u64), bool)],
     progress: &dyn Progress,
 ) -> Result<(Counts, Counts)> {
     let next = AtomicUsize::new(0);
     let outcome = Mutex::new(Ok((Counts::default(), Counts::default())));
     let worker = || {
-        while let Some((digest, (len, is_tensor))) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(((digest, len), is_tensor)) = blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let taken = from.blob_file(digest).and_then(|file| stage.take(&file, digest, *len));
             progress.advance(*len);
             let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
