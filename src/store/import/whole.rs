@@ -49,8 +49,10 @@ fn models(scan: &Scan) -> Vec<String> {
     let has = |dir: &str, name: &str| scan.file(&format!("{dir}/{name}")).is_some();
     let is_model = |dir: &String| {
         let below = format!("{dir}/");
-        let weights = |path: &str| path.starts_with(&below) && path.ends_with(".safetensors");
-        (has(dir, "config.json") || has(dir, "model_index.json")) && scan.files.iter().any(|file| weights(&file.path))
+        let first = scan.files.partition_point(|file| file.path < below);
+        let mut files = scan.files[first..].iter().take_while(|file| file.path.starts_with(&below));
+        (has(dir, "config.json") || has(dir, "model_index.json"))
+            && files.any(|file| file.path.ends_with(".safetensors"))
     };
     parts.iter().filter(|dir| outermost(dir) && is_model(dir)).cloned().collect()
 }

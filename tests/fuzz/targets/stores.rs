@@ -96,7 +96,10 @@ pub fn import(input: &[u8]) {
     let again = import_into(&root, &path, "model").unwrap();
     assert_eq!(again.added.bytes, 0, "the same import adds something");
     let store = Store::open(&root).unwrap();
-    assert!(store.find().unwrap().iter().all(|found| store.load(found).unwrap().defects.is_empty()));
+    let found = store.find().unwrap();
+    assert!(found.iter().all(|found| store.load(found).unwrap().defects.is_empty()));
+    let damaged = store.verify(&found, &|_| ()).unwrap().damaged;
+    assert!(damaged.is_empty(), "verify finds damage in what was imported: {damaged:?}");
 }
 
 /// A store with one manifest and some blobs, as another program may have left it.
