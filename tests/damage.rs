@@ -11,11 +11,12 @@ use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
 use common::{Store, facts_of_vfs};
 use wmount::digest::Digest;
 use wmount::tree::{Body, Node, SkeletonDir, Step};
-use wmount::vfs::ROOT;
+use wmount::vfs::{Children, ROOT};
 
 /// The paths of all files that need a blob.
 fn needing(store: &Store, digest: &Digest) -> BTreeSet<String> {
@@ -241,4 +242,22 @@ fn an_import_mends_a_blob_that_was_cut() {
     File::options().write(true).open(&path).unwrap().set_len(10).unwrap();
     store.add("llama:chat", &[&store.chat()]);
     store.check();
+}
+
+#[test]
+fn the_blobs_of_whole_models_are_not_sought_anew_for_a_damaged_one() {
+    let store = Store::of_two();
+    let config = blob_path(&store, &Digest::of(&fs::read(store.code().join("config.json")).unwrap()));
+    let bytes = fs::read(&config).unwrap();
+    fs::remove_file(&config).unwrap();
+    let vfs = store.vfs();
+    let blobs = || match vfs.entries(vfs.resolve("ollama/blobs").unwrap().ino).unwrap().children {
+        Children::Blobs(union) => union,
+        Children::Few(_) => panic!("they are listed one by one"),
+    };
+    let damaged = blobs();
+    assert!(Arc::ptr_eq(&damaged, &blobs()));
+    fs::write(&config, bytes).unwrap();
+    let whole = blobs();
+    assert!(whole.len() > damaged.len() && Arc::ptr_eq(&whole, &blobs()));
 }

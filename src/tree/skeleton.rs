@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::union::{Claim, Row};
@@ -24,10 +24,14 @@ pub struct SkeletonDir {
     children: BTreeMap<String, SkeletonChild>,
     /// The models that share this directory, and which of their anchors it is.
     shared: Vec<(Arc<Entry>, View, usize)>,
-    union: OnceLock<Arc<Union>>,
+    union: Mutex<Option<Blobs>>,
     /// The models that have files beside the children, and which of their anchors this directory is.
     beside: Vec<(Arc<Entry>, View, usize)>,
 }
+
+/// The blobs of a shared directory, and which of the models that share it could not be planned.
+#[derive(Debug, Clone)]
+struct Blobs(Arc<Union>, Arc<[usize]>);
 
 #[derive(Debug)]
 enum SkeletonChild {
@@ -169,8 +173,11 @@ impl SkeletonDir {
 
     /// The blobs of a shared directory.
     pub fn blobs(&self) -> Result<Arc<Union>> {
-        if let Some(union) = self.union.get() {
-            return Ok(union.clone());
+        let known = self.union.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // What a damaged model lacks is looked for again, in that model alone.
+        let is_damaged = |&index: &usize| self.shared[index].0.planned(self.shared[index].1).is_err();
+        if let Some(Blobs(union, _)) = known.filter(|Blobs(_, lacking)| lacking.iter().all(is_damaged)) {
+            return Ok(union);
         }
         // One growing list: a list for each model would leave a million small holes in memory.
         let (claims, prints) = (Mutex::new(Vec::new()), RandomState::new());
@@ -193,14 +200,12 @@ impl SkeletonDir {
             claims.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(claim));
             true
         };
-        let whole = on_all_cores(self.shared.len(), WORTH, &add).into_iter().all(|added| added);
+        let added = on_all_cores(self.shared.len(), WORTH, &add);
+        let lacking = added.iter().enumerate().filter(|(_, added)| !**added).map(|(index, _)| index).collect();
         let claims = claims.into_inner().unwrap_or_else(PoisonError::into_inner);
         let union = Arc::new(Union::of(claims, |claims| self.believed(claims)));
-        // What a damaged model lacks is looked for again.
-        match whole {
-            true => Ok(self.union.get_or_init(|| union).clone()),
-            false => Ok(union),
-        }
+        *self.union.lock().unwrap_or_else(PoisonError::into_inner) = Some(Blobs(union.clone(), lacking));
+        Ok(union)
     }
 
     /// Which of these claims for one digest is right: that of the stored blob, else that of content which has the digest. If
