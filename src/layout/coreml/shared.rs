@@ -22,6 +22,9 @@ use crate::format::mlprogram::{Inline, Outline, Patches, Place, outline, surface
 /// compiles one of them would have to carry the other's weights too.
 const COMMON: u64 = 10;
 
+/// Pieces in which all constants of a program lie, at the most: references can name the same many again and again.
+const PIECES: usize = 1 << 20;
+
 /// The file for tensors of packages that have none.
 const WEIGHT_FILE: &str = "weight.bin";
 
@@ -133,13 +136,18 @@ impl Program {
         let wanted = |range: &std::ops::Range<u64>| blobs.contains(&(range.start, range.end));
         let outline = outline(&MapBytes { map, blobs: files.0 }, &wanted)?;
         let mut needed = Vec::with_capacity(outline.references.len() + outline.inline.len());
+        let mut pieces = 0;
         for reference in &outline.references {
             let name = weight_file(&reference.file)?;
             let missing = || Fault::new(0, format!("{:?} is in {name:?}, which is missing", reference.name));
             let file = &package.weights.get(name).ok_or_else(missing)?.content;
             let blob = milblob::parse_blob(&MapBytes { map: file, blobs: files.0 }, reference.offset)?;
-            let at = Some((name.to_owned(), reference.offset));
-            needed.push(Some(Needed::new(blob.dtype, blob.padding_bits, data(file, &blob), at)));
+            let (data, at) = (data(file, &blob), Some((name.to_owned(), reference.offset)));
+            pieces += data.extents().count();
+            if pieces > PIECES {
+                return Err(Fault::new(0, format!("its constants lie in more than {PIECES} pieces")));
+            }
+            needed.push(Some(Needed::new(blob.dtype, blob.padding_bits, data, at)));
         }
         for tensor in &outline.inline {
             needed.push(movable(tensor, outline.specification_version).then(|| {

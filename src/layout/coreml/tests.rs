@@ -187,3 +187,24 @@ fn a_program_of_100_mb_is_rewritten_whole() {
     let patched = patches.apply(&map, 0..map.size());
     assert!(patched.size() > map.size());
 }
+
+#[test]
+fn constants_that_name_the_same_pieces_again_and_again_are_not_held() {
+    const PIECES: u64 = 10_000;
+    let mut blobs = Sparse::default();
+    let mut read = |references: usize| {
+        let plan = milblob::plan([(Dtype::F16, 2 * PIECES, 0)].into_iter()).unwrap();
+        let mut weights = ExtentMap::from_bytes(plan.header.to_vec());
+        weights.push_inline(&milblob::metadata(&plan.blobs[0]));
+        for index in 0..PIECES {
+            weights.push_blob(Digest::of(b"some"), 4, 2 * (index % 2), 2).unwrap();
+        }
+        let mut source = package("p", &[(1, 64)], &mut blobs);
+        source.files[0].content = blobs.put(program(&vec![(64, PIECES); references], 0));
+        source.files[1].content = weights;
+        let package = Package::find(&source, Files(&blobs)).unwrap();
+        shared::Program::read(&package, Files(&blobs)).map(|program| program.needed.len())
+    };
+    assert_eq!(read(100), Ok(100));
+    assert!(read(110).unwrap_err().what.contains("in more than 1048576 pieces"));
+}
