@@ -144,6 +144,40 @@ fn a_blob_that_does_not_answer_hangs_nobody_else_where_ollama_writes() {
 }
 
 #[test]
+fn a_variant_of_a_blob_that_does_not_answer_takes_no_thread_for_each_reader() {
+    const READERS: usize = 60;
+    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
+    let store = Store::of_two();
+    let digest = blob_of(&store, "llama:code");
+    let hanging = Hanging::over(&store.path().join("blobs"), &store.dir.path().join("disk"));
+    let mounted = store.mount();
+    let variant = mounted.path("amb/llama/code@adaptive-32.amb");
+    let size = fs::metadata(&variant).unwrap().len();
+    hanging.hang(&digest.file_name());
+    let read = |number: usize| {
+        let path = variant.clone();
+        thread::spawn(move || {
+            let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+            let mut bytes = vec![0; size as usize];
+            file.read_exact_at(&mut bytes, 0).map(|()| (number, Digest::of(&bytes)))
+        })
+    };
+    let first = read(0);
+    eventually("the status names the blob", || mounted.status()["waiting"][0]["blob"] == digest.to_string());
+    let others: Vec<_> = (1..READERS).map(read).collect();
+    let (pid, waiting) = (mounted.pid(), || others.iter().filter(|reader| !reader.is_finished()).count());
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(waiting(), READERS - 1);
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let threads = status.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap().trim();
+    assert!(threads.parse::<usize>().unwrap() < READERS, "{threads} threads");
+    hanging.answer();
+    let whole = first.join().unwrap().unwrap().1;
+    assert!(others.into_iter().all(|reader| reader.join().unwrap().unwrap().1 == whole));
+    drop(mounted);
+}
+
+#[test]
 fn a_model_that_does_not_answer_to_the_first_look_hides_no_other() {
     assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
     let store = Store::of_two();

@@ -230,7 +230,10 @@ impl Filesystem for Fuse {
             self.push.saw(ino, offset, size);
         }
         let (request, size) = (request.unique(), size as usize);
-        if self.vfs.is_slow(ino.0, offset, size as u64) {
+        let blobs = || self.vfs.blobs_of(ino.0, offset, size as u64);
+        let stuck = if self.lanes.are_some_stuck() { Some(blobs()) } else { None };
+        let is_stuck = stuck.as_ref().is_some_and(|blobs| self.lanes.is_stuck(blobs));
+        if !is_stuck && self.vfs.is_slow(ino.0, offset, size as u64) {
             // The threads that serve requests must not all wait for one survey.
             let (vfs, complaints) = (self.vfs.clone(), self.complaints.clone());
             let work = move || {
@@ -247,13 +250,7 @@ impl Filesystem for Fuse {
             let _ = std::thread::Builder::new().spawn(work);
             return;
         }
-        let blobs = || self.vfs.blobs_of(ino.0, offset, size as u64);
-        let stuck = if self.lanes.are_some_stuck() { Some(blobs()) } else { None };
-        let lane = match &stuck {
-            Some(blobs) if self.lanes.is_stuck(blobs) => None,
-            _ => self.lanes.enter(),
-        };
-        match lane {
+        match if is_stuck { None } else { self.lanes.enter() } {
             Some(_lane) => self.read_now(request, ino, offset, size, reply),
             None => {
                 let fuse = self.clone();
