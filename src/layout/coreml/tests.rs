@@ -193,7 +193,7 @@ fn constants_that_name_the_same_pieces_again_and_again_are_not_held() {
     const PIECES: u64 = 10_000;
     let mut blobs = Sparse::default();
     let mut read = |references: usize| {
-        let plan = milblob::plan([(Dtype::F16, 2 * PIECES, 0)].into_iter()).unwrap();
+        let plan = milblob::plan([(Dtype::F16, 2 * PIECES, 0)]).unwrap();
         let mut weights = ExtentMap::from_bytes(plan.header.to_vec());
         weights.push_inline(&milblob::metadata(&plan.blobs[0]));
         for index in 0..PIECES {
