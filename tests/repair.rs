@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use common::{Mounted, Store, digest_of, eventually, succeed, wmount};
 use wmount::digest::Digest;
+use wmount::dtype::Dtype;
+use wmount::format::milblob;
 
 const TENSOR: &str = "model.layers.1.mlp.down_proj.weight";
 
@@ -151,6 +153,43 @@ fn a_whole_file_is_found_among_others() {
     fs::remove_file(store.path().join("blobs").join(digest.file_name())).unwrap();
     let report = repaired_all(&store, &[&heap], 1);
     assert!(report["repaired"][0]["from"].as_str().unwrap().ends_with("some name"));
+}
+
+#[test]
+fn a_source_that_fails_keeps_no_other_from_being_searched() {
+    let store = Store::of_two();
+    // More tensors of one name than an import takes.
+    let all = store.dir.path().join("all");
+    let failing = all.join("a.mlmodelc");
+    fs::create_dir_all(failing.join("weights")).unwrap();
+    let plan = milblob::plan(std::iter::repeat_n((Dtype::U8, 2, 0), 300)).unwrap();
+    let (mut weights, mut text) = (plan.header.to_vec(), String::new());
+    for (number, blob) in plan.blobs.iter().enumerate() {
+        weights.resize(blob.metadata as usize, 0);
+        weights.extend(milblob::metadata(blob));
+        weights.extend((number as u16).to_le_bytes());
+        text += &format!(
+            "x w = const()[val = tensor<uint8, [2]>(BLOBFILE(path = string(\"@model_path/weights/w.bin\"), offset = uint64({})))];",
+            blob.metadata
+        );
+    }
+    fs::write(failing.join("weights/w.bin"), weights).unwrap();
+    fs::write(failing.join("model.mil"), text).unwrap();
+    fs::rename(store.package("s8", 8, &common_model()), all.join("s8.mlpackage")).unwrap();
+    let original = all.join("s8.mlpackage/Data/com.apple.CoreML/model.mlmodel");
+    let blob = store.path().join("blobs").join(digest_of(&original).file_name());
+    fs::remove_file(&blob).unwrap();
+    let report = repaired_all(&store, &[&all], 1);
+    assert!(report["notes"].to_string().contains("more than 256 tensors are called"), "{report:#}");
+}
+
+#[test]
+fn an_empty_blob_is_made_anew() {
+    let store = Store::none();
+    fs::write(store.chat().join("nothing"), "").unwrap();
+    store.add("chat", &[&store.chat()]);
+    fs::remove_file(store.path().join("blobs").join(Digest::of(b"").file_name())).unwrap();
+    repaired_all(&store, &[], 1);
 }
 
 #[test]

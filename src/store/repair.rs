@@ -132,11 +132,13 @@ impl Search<'_> {
         }
     }
 
-    /// What wmount writes into every store.
+    /// What wmount writes into every store, and what is nothing.
     fn made_anew(&mut self) -> Result<()> {
-        let (digest, is_new) = self.stage.add_bytes(&ollama::safetensors_config(&[]))?;
-        if is_new {
-            self.found(&digest, "made anew".into());
+        for known in [&ollama::safetensors_config(&[])[..], b""] {
+            let (digest, is_new) = self.stage.add_bytes(known)?;
+            if is_new {
+                self.found(&digest, "made anew".into());
+            }
         }
         Ok(())
     }

@@ -49,18 +49,23 @@ pub(in crate::store) fn salvage(
     units.insert(0, path.to_owned());
     for unit in units {
         // What is planned whole can hold parts that are planned better by themselves, and the reverse.
-        match plan_paths(std::slice::from_ref(&unit), &bounds, BLOB_THRESHOLD) {
-            Ok(plans) => found.import(stage, plans, waited, progress)?,
-            Err(error) => found.notes.push(error.to_string()),
-        }
+        let plans = plan_paths(std::slice::from_ref(&unit), &bounds, BLOB_THRESHOLD);
+        let done = plans.and_then(|plans| found.import(stage, plans, waited, progress));
+        found.note(done);
     }
     for file in &whole.files {
-        found.whole_file(stage, file, waited)?;
+        let done = found.whole_file(stage, file, waited);
+        found.note(done);
     }
     Ok(found)
 }
 
 impl Salvage {
+    /// Keeps why a part of it failed: what is sought may be in the others.
+    fn note(&mut self, done: Result<()>) {
+        self.notes.extend(done.err().map(|error| error.to_string()));
+    }
+
     fn import(
         &mut self,
         stage: &Stage,
