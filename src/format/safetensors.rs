@@ -250,9 +250,14 @@ pub fn sort_key<'a>(dtype: Dtype, name: &'a str) -> impl Ord + 'a {
 }
 
 fn push_entry(text: &mut String, key: &str, dtype: Dtype, shape: &[u64], begin: u64, len: u64) {
-    let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
-    let (shape, end) = (shape.join(","), begin + len);
-    *text += &format!("{key}:{{\"dtype\":\"{dtype}\",\"shape\":[{shape}],\"data_offsets\":[{begin},{end}]}}");
+    *text += &format!("{key}:{{\"dtype\":\"{dtype}\",\"shape\":[");
+    for (index, dim) in shape.iter().enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        *text += &dim.to_string();
+    }
+    *text += &format!("],\"data_offsets\":[{begin},{}]}}", begin + len);
 }
 
 /// Pads with spaces to a multiple of 8 and puts the length before it.
