@@ -95,8 +95,8 @@ pub struct ImportReport {
 /// Imports paths as one model into the store at `root`, which is made if there is none.
 ///
 /// # Errors
-/// Anything that is not as its format says, before a byte is written; a name taken by other content; a full disk. The
-/// store is then as it was.
+/// Anything that is not as its format says, before a byte is written; what changes meanwhile, or could not be read back; a
+/// name taken by other content; a full disk. The store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
     let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths) };
     let paths = &paths.iter().map(|path| hub::snapshot(path)).collect::<Result<Vec<_>>>()?;
