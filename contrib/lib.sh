@@ -37,7 +37,7 @@ packages() {
     say "installing$missing"
     apt_update
     # shellcheck disable=SC2086
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing ||
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null ||
         die "apt-get could not install$missing"
 }
 
@@ -77,7 +77,8 @@ rust() {
             say "installing Rust"
             tool curl curl
             packages ca-certificates
-            curl --proto '=https' --tlsv1.2 -fsS https://sh.rustup.rs | sh -s -- -y -q --profile minimal --no-modify-path ||
+            installer=$(curl --proto '=https' --tlsv1.2 -fsS https://sh.rustup.rs) || die "rustup could not be fetched"
+            printf '%s\n' "$installer" | sh -s -- -y -q --profile minimal --no-modify-path ||
                 die "rustup could not be installed"
             PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
         fi
@@ -118,19 +119,35 @@ find_python() {
     die "Python 3.11 to 3.13 with venv is missing and this release has no package of it"
 }
 
+# What ollama is built with where Go is too old to fetch it by itself.
+go_version=1.26.0
+
+go_toolchain() {
+    tool go golang-go
+    [ "$(printf '%s\n' go1.21 "$(go env GOVERSION)" | sort -V | head -n 1)" != go1.21 ] || return 0
+    # Before 1.21 (Debian 12 has 1.19) Go does not run the Go that a module asks for, but it can fetch that one, which is a
+    # module itself. Files of modules are not executable.
+    module=golang.org/toolchain@v0.0.1-go$go_version.$(go env GOOS)-$(go env GOARCH)
+    say "fetching Go $go_version"
+    newer=$(go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+    [ -d "$newer" ] || die "Go $go_version could not be fetched"
+    chmod +x "$newer"/bin/* "$newer"/pkg/tool/*/* || die "$newer cannot be made executable"
+    PATH=$newer/bin:$PATH
+}
+
 ollama_version=0.32.15
 ollama=${XDG_CACHE_HOME:-$HOME/.cache}/wmount/ollama-$ollama_version/ollama
 
 # Sets $ollama to the real server and command, built once from its Go module, without the runners.
 ollama() {
     [ -x "$ollama" ] && return 0
-    tool go golang-go
+    go_toolchain
     tool cc build-essential
     say "building ollama $ollama_version"
     mkdir -p "${ollama%/*}"
     set_version="-X github.com/ollama/ollama/version.Version=$ollama_version"
     GOBIN=${ollama%/*} GOTOOLCHAIN=auto go install -ldflags "$set_version" "github.com/ollama/ollama@v$ollama_version" ||
-        die "ollama could not be built; its module needs the Go of its go.mod"
+        die "ollama could not be built"
 }
 
 # The virtual environment .venv with exactly what tests/clients/requirements*.txt say.
