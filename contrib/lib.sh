@@ -62,6 +62,9 @@ cargo_is_new_enough() {
     [ -n "$found" ] && [ "$(printf '%s\n%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ]
 }
 
+# What is installed where there is no Rust, or too old a one: another one's clippy can have lints that nobody has seen yet.
+rust_version=1.95.0
+
 # rust [COMPONENT...]: cargo of the version that Cargo.toml wants, with these components.
 rust() {
     tool cc build-essential
@@ -82,8 +85,8 @@ rust() {
                 die "rustup could not be installed"
             PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
         fi
-        rustup toolchain install stable --profile minimal || die "rustup could not install Rust"
-        RUSTUP_TOOLCHAIN=stable
+        rustup toolchain install $rust_version --profile minimal || die "rustup could not install Rust"
+        RUSTUP_TOOLCHAIN=$rust_version
         export RUSTUP_TOOLCHAIN
         hash -r
         cargo_is_new_enough || die "cargo is older than $wanted even after the installation"

@@ -33,8 +33,8 @@ impl Reading {
     /// Says that this thread begins to read a blob.
     pub fn begin(digest: &Digest) -> Reading {
         let slot = SLOT.with(|slot| slot.get_or_init(enlist).clone());
-        for (word, bytes) in slot.blob.iter().zip(digest.as_bytes().chunks_exact(8)) {
-            word.store(u64::from_le_bytes(bytes.try_into().expect("eight bytes")), Ordering::Relaxed);
+        for (word, bytes) in slot.blob.iter().zip(digest.as_bytes().as_chunks().0) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
         }
         slot.count.fetch_add(1, Ordering::Release);
         Reading(slot)
@@ -88,8 +88,8 @@ impl Looks {
             seen.insert(address, (count, before.unwrap_or_else(Instant::now)));
             let Some(since) = before else { continue };
             let mut bytes = [0; 32];
-            for (bytes, word) in bytes.chunks_exact_mut(8).zip(&slot.blob) {
-                bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+            for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(&slot.blob) {
+                *bytes = word.load(Ordering::Relaxed).to_le_bytes();
             }
             let digest = Digest::from_bytes(bytes);
             let wait = waits.entry(digest).or_insert(Wait { digest, time: Duration::ZERO, threads: 0 });

@@ -194,8 +194,8 @@ fn entry(name: String, value: &Value) -> Result<Entry, Fault> {
         return Err(wrong("is encoded for transport: import the export that it was made of".into()));
     }
     let path = text("path")?.to_owned();
-    check_path(&path).map_err(&wrong)?;
-    check_extension(&path, &EXTENSIONS).map_err(&wrong)?;
+    check_path(&path).map_err(wrong)?;
+    check_extension(&path, &EXTENSIONS).map_err(wrong)?;
     let dtype = text("dtype")?;
     if dtype.starts_with("torch") {
         return Err(wrong(format!(

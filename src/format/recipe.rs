@@ -183,11 +183,11 @@ pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault
     check_version(recipe.version)?;
     let kind = SourceKind::ALL.into_iter().find(|kind| kind.name() == recipe.kind);
     let kind = kind.ok_or_else(|| fault(format!("kind {:?} is not known to this wmount", recipe.kind)))?;
-    check_path(name).map_err(&fault)?;
+    check_path(name).map_err(fault)?;
     let time = |mtime| from_unix(mtime).ok_or_else(|| fault(format!("{mtime:?} is no time")));
     let mut files = Vec::new();
     for file in recipe.files {
-        check_path(&file.path).map_err(&fault)?;
+        check_path(&file.path).map_err(fault)?;
         let content = match (file.extents, file.map) {
             (Some(extents), None) => content(&extents, &recipe.blobs),
             (None, Some(Blob(digest, len))) => {
@@ -203,7 +203,7 @@ pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault
     }
     let mut dirs = Vec::new();
     for dir in recipe.dirs {
-        check_path(&dir.path).map_err(&fault)?;
+        check_path(&dir.path).map_err(fault)?;
         dirs.push(SourceDir { mtime: time(dir.mtime)?, path: dir.path });
     }
     Ok(Source { name: name.into(), kind, files, dirs })

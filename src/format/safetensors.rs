@@ -153,7 +153,7 @@ fn tensor_range(name: String, raw: RawTensor, data_start: u64, file_len: u64) ->
         let name: String = name.chars().take(200).collect();
         Fault::new(data_start.saturating_add(begin), format!("tensor {name:?}: {what}"))
     };
-    let dtype: Dtype = raw.dtype.parse().map_err(&fault)?;
+    let dtype: Dtype = raw.dtype.parse().map_err(fault)?;
     if !dtype.in_safetensors() {
         return Err(fault(format!("{dtype} is no safetensors dtype")));
     }

@@ -270,7 +270,7 @@ pub(super) fn check_sizes(manifest: &Manifest) -> Result<(), Fault> {
 /// A tensor whose layer says what it is: its bytes are the last of the blob.
 fn described(layer: &Layer, shape: &[u64]) -> Result<Tensor, Fault> {
     let fault = |what: String| Fault::new(0, format!("tensor {:?}: {what}", layer.name));
-    let dtype: Dtype = layer.dtype.parse().map_err(&fault)?;
+    let dtype: Dtype = layer.dtype.parse().map_err(fault)?;
     let len = dtype.bytes(shape).filter(|&len| len <= layer.size);
     let len = len.ok_or_else(|| fault(format!("{dtype} {shape:?} does not fit into {} bytes", layer.size)))?;
     Ok(Tensor {

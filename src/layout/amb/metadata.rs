@@ -80,7 +80,7 @@ fn word(text: &str) -> Option<Value> {
     let plain = text.split(" #").next().unwrap_or_default().trim_end();
     let nested =
         plain.starts_with(['{', '[', '|', '>', '&', '*', '"', '\'']) || plain.contains(": ") || plain.ends_with(':');
-    quoted.or(Some(plain).filter(|_| !nested && !plain.is_empty())).map(|word| json!(word))
+    quoted.or((!nested && !plain.is_empty()).then_some(plain)).map(|word| json!(word))
 }
 
 #[cfg(test)]
