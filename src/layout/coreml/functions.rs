@@ -3,7 +3,7 @@
 //! It is put together from the packages' own messages, as coremltools' `save_multifunction` would, but with each function
 //! as it was imported.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -18,7 +18,7 @@ pub(super) const NAME: &str = "all.mlpackage";
 
 /// The package of all functions; `None` if there are not two of them, or not over the same weight files.
 pub(super) fn branch(parts: &[(&Package<'_>, String, Changes)]) -> Option<Branch> {
-    let mut taken = HashSet::new();
+    let mut taken = HashMap::new();
     let mut functions = Vec::new();
     let mut groups = HashSet::new();
     let mut weights: BTreeMap<&str, (Arc<ExtentMap>, SystemTime)> = BTreeMap::new();
@@ -56,17 +56,34 @@ pub(super) fn branch(parts: &[(&Package<'_>, String, Changes)]) -> Option<Branch
 }
 
 /// A function's name from that of a package.
-fn identifier(shown: &str, taken: &mut HashSet<String>) -> String {
+///
+/// `taken` has the names that were given, each with the number that was last put behind it.
+fn identifier(shown: &str, taken: &mut HashMap<String, usize>) -> String {
     let stem = shown.strip_suffix(".mlpackage").unwrap_or(shown);
     let mut name: String = stem.chars().map(|char| if char.is_ascii_alphanumeric() { char } else { '_' }).collect();
     if !name.starts_with(|char: char| char.is_ascii_alphabetic()) {
         name.insert_str(0, "f_");
     }
-    let mut number = 2;
-    let mut unique = name.clone();
-    while !taken.insert(unique.clone()) {
-        unique = format!("{name}_{number}");
-        number += 1;
-    }
+    let Some(last) = taken.get(&name) else {
+        taken.insert(name.clone(), 1);
+        return name;
+    };
+    let free = |number: &usize| !taken.contains_key(&format!("{name}_{number}"));
+    let number = (last + 1..).find(free).expect("there are more numbers than names");
+    let unique = format!("{name}_{number}");
+    taken.insert(unique.clone(), 1);
+    taken.insert(name, number);
     unique
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_package_has_a_function_of_its_own() {
+        let mut taken = HashMap::new();
+        let names = ["s.1.mlpackage", "s-1", "s_1_2", "s 1", "8", "s_1_2", "s_1"].map(|it| identifier(it, &mut taken));
+        assert_eq!(names, ["s_1", "s_1_2", "s_1_2_2", "s_1_3", "f_8", "s_1_2_3", "s_1_4"]);
+    }
 }

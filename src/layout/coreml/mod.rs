@@ -10,7 +10,7 @@ mod functions;
 mod package;
 mod shared;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -44,17 +44,18 @@ impl Layout for CoreMl {
         let packages: Vec<Package<'_>> = model.programs().filter_map(|source| Package::find(source, files)).collect();
         let mut planned = shared::plan(&packages, files);
         let mut branch = Branch::dir();
-        let mut times = Vec::new();
+        let mut times = Times::default();
         let mut put = |name: &str, mut shown: Branch| {
             link_weights(&mut shown, false, &mut times);
             if let Some(place) = branch.place(name) {
                 *place = shown;
             }
         };
-        let mut parts = Vec::new();
+        let (mut parts, mut packages) = (Vec::new(), packages.iter().peekable());
         for source in model.programs() {
+            let package = packages.next_if(|package| std::ptr::eq(package.source, source));
             let Some(name) = names.get(source.name.as_str()) else { continue };
-            match packages.iter().find(|package| std::ptr::eq(package.source, source)) {
+            match package {
                 None => put(name, source_branch(source)),
                 Some(package) => {
                     let changes = planned.remove(source.name.as_str()).unwrap_or_default();
@@ -84,16 +85,35 @@ fn shown_names(model: &Model) -> BTreeMap<&str, String> {
     names
 }
 
+/// Weight files with the time of the package that was imported first.
+#[derive(Default)]
+struct Times {
+    times: HashMap<Arc<ExtentMap>, SystemTime>,
+    /// Those in `times` by address: a map that many packages have is looked at once.
+    held: HashMap<*const ExtentMap, SystemTime>,
+}
+
+impl Times {
+    fn first(&mut self, content: &Arc<ExtentMap>, mtime: SystemTime) -> (Arc<ExtentMap>, SystemTime) {
+        if let Some(mtime) = self.held.get(&Arc::as_ptr(content)) {
+            return (content.clone(), *mtime);
+        }
+        if let Some((content, mtime)) = self.times.get_key_value(content) {
+            return (content.clone(), *mtime);
+        }
+        self.held.insert(Arc::as_ptr(content), mtime);
+        self.times.insert(content.clone(), mtime);
+        (content.clone(), mtime)
+    }
+}
+
 /// Lets the files of every `weights` directory be shared among the packages: equal content is one map and has the time of
 /// the package that was imported first, which a package that joins the model later does not change.
-fn link_weights(branch: &mut Branch, in_weights: bool, seen: &mut Vec<(Arc<ExtentMap>, SystemTime)>) {
+fn link_weights(branch: &mut Branch, in_weights: bool, seen: &mut Times) {
     match branch {
         Branch::File(file) if in_weights => {
             file.link = Some("weights");
-            match seen.iter().find(|(content, _)| Arc::ptr_eq(content, &file.content) || *content == file.content) {
-                Some((content, mtime)) => (file.content, file.mtime) = (content.clone(), *mtime),
-                None => seen.push((file.content.clone(), file.mtime)),
-            }
+            (file.content, file.mtime) = seen.first(&file.content, file.mtime);
         }
         Branch::File(_) => {}
         Branch::Dir(children, _) => {

@@ -4,7 +4,7 @@
 //! of later packages that is not in it yet is appended, in the order of the imports and of the program's references: blobs
 //! that have a place keep it when another package joins. Equal blobs are found by their extents, so no weight is read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -86,6 +86,8 @@ fn differ(packages: &[Package<'_>]) -> bool {
 /// What of each package changes, by the source's name. A package that cannot be read is as it was imported.
 pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String, Changes> {
     let mut groups: Vec<Group<'_>> = Vec::new();
+    // The groups that have a blob, in their order.
+    let mut homes: HashMap<Key, BTreeSet<usize>> = HashMap::new();
     let mut all = HashMap::new();
     let differ = differ(packages);
     for package in packages {
@@ -97,14 +99,23 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
                 all.insert(package.source.name.clone(), Changes { function, ..Changes::default() });
             }
             Ok(program) => {
-                let index = groups.iter().position(|group| group.suits(&program));
+                let keys: Vec<Key> = program.needed.iter().flatten().map(|needed| needed.key).collect();
+                let near: BTreeSet<usize> = keys.iter().filter_map(|key| homes.get(key)).flatten().copied().collect();
+                let index = near.into_iter().find(|index| groups[*index].suits(&program));
                 let index = index.unwrap_or_else(|| {
                     groups.push(Group::default());
                     groups.len() - 1
                 });
-                if let Err(fault) = groups[index].join(package, program, files) {
+                let joined = groups[index].join(package, program, files);
+                if let Err(fault) = &joined {
                     tracing::warn!("{}: {fault}", package.source.name);
                     groups.retain(|group| !group.members.is_empty());
+                }
+                // What a group took over with its first package is in no program's list.
+                let adopted = groups.get(index).filter(|group| group.members.len() == 1);
+                let adopted = adopted.into_iter().flat_map(|group| group.places.keys().copied());
+                for key in keys.into_iter().chain(adopted).filter(|_| index < groups.len()) {
+                    homes.entry(key).or_default().insert(index);
                 }
             }
         }

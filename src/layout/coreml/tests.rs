@@ -103,7 +103,7 @@ fn shown(sources: &[Source], blobs: &Sparse) -> BTreeMap<String, (VirtualFile, V
     let mut all = BTreeMap::new();
     for package in &packages {
         let mut branch = package.branch(&planned.remove(&package.source.name).unwrap_or_default());
-        link_weights(&mut branch, false, &mut Vec::new());
+        link_weights(&mut branch, false, &mut Times::default());
         let mut file = |path: &str| match branch.place(path) {
             Some(Branch::File(file)) => file.clone(),
             _ => panic!("{path} is no file"),
