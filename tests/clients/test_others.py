@@ -48,6 +48,12 @@ def hers(place, small) -> Path:
     return store
 
 
+@pytest.fixture
+def program(place) -> Path:
+    """The program where everybody can run it; a clone in root's home directory is root's alone."""
+    return Path(shutil.copy(BINARY, place / "wmount"))
+
+
 def as_user(uid, *args) -> subprocess.CompletedProcess:
     return subprocess.run(
         [str(a) for a in args], capture_output=True, user=uid, group=uid, extra_groups=[], cwd="/", timeout=60
@@ -205,7 +211,7 @@ def test_a_manifest_that_is_a_link_out_of_the_store_is_no_model(small, tmp_path)
 
 
 @pytest.mark.parametrize("hide", ["no rights", "a disk that is not mounted"])
-def test_gc_removes_nothing_while_models_cannot_be_looked_at(hers, place, hide):
+def test_gc_removes_nothing_while_models_cannot_be_looked_at(hers, place, program, hide):
     model = hers / "manifests/registry.ollama.ai/library/mixed"
     if hide == "no rights":
         model.chmod(0)
@@ -215,17 +221,17 @@ def test_gc_removes_nothing_while_models_cannot_be_looked_at(hers, place, hide):
     for noise in [hers / "manifests/.DS_Store", hers / "manifests/registry.ollama.ai/library/tiny-llama/.DS_Store"]:
         noise.touch()
     before = Store(hers).blobs()
-    collected = as_user(ALICE, BINARY, "-s", hers, "gc")
+    collected = as_user(ALICE, program, "-s", hers, "gc")
     assert (collected.returncode, Store(hers).blobs()) == (1, before)
     assert str(model) in collected.stderr.decode() and "nothing is removed" in collected.stderr.decode()
-    verified = as_user(ALICE, BINARY, "-s", hers, "verify")
+    verified = as_user(ALICE, program, "-s", hers, "verify")
     assert verified.returncode == 1 and str(model) in verified.stdout.decode()
     if hide == "no rights":
         model.chmod(0o755)
     else:
         model.unlink()
         (place / "elsewhere").rename(model)
-    assert as_user(ALICE, BINARY, "-s", hers, "gc").returncode == 0
+    assert as_user(ALICE, program, "-s", hers, "gc").returncode == 0
     assert Store(hers).blobs() == before
 
 
@@ -354,10 +360,10 @@ def test_a_manifest_that_lies_of_a_blob_shows_it_to_nobody_else(store, tmp_path,
         assert len(listed) == len(set(listed))
 
 
-def test_who_owns_a_store_that_root_wrote_to_is_told_how_to_get_it_back(hers, place):
+def test_who_owns_a_store_that_root_wrote_to_is_told_how_to_get_it_back(hers, program):
     shutil.rmtree(hers / ".wmount", ignore_errors=True)
     Store(hers).run("gc")
-    done = as_user(ALICE, BINARY, "-s", hers, "gc")
+    done = as_user(ALICE, program, "-s", hers, "gc")
     assert done.returncode == 1 and f"chown -R {ALICE} {hers}" in done.stderr.decode()
 
 
@@ -667,13 +673,12 @@ def open_device():
             os.chmod("/dev/fuse", mode)
 
 
-def test_an_ordinary_users_process_has_no_capability_and_can_unmount(hers, place):
-    shutil.copy(BINARY, place / "wmount")
+def test_an_ordinary_users_process_has_no_capability_and_can_unmount(hers, place, program):
     os.chown(place / "mnt", ALICE, ALICE)
     user = {"user": ALICE, "group": ALICE, "extra_groups": []}
     env = {"HOME": str(hers), "PATH": os.environ["PATH"]}
     with open_device():
-        child = subprocess.Popen([place / "wmount", "-f", hers, place / "mnt"], env=env, cwd="/", **user)
+        child = subprocess.Popen([program, "-f", hers, place / "mnt"], env=env, cwd="/", **user)
         try:
             assert eventually(lambda: f" {place}/mnt " in Path("/proc/mounts").read_text())
             assert eventually(lambda: as_user(ALICE, "cat", place / "mnt" / MIXED).returncode == 0)
