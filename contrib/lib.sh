@@ -81,7 +81,7 @@ rust() {
             tool curl curl
             packages ca-certificates
             installer=$(curl --proto '=https' --tlsv1.2 -fsS https://sh.rustup.rs) || die "rustup could not be fetched"
-            printf '%s\n' "$installer" | sh -s -- -y -q --profile minimal --no-modify-path ||
+            printf '%s\n' "$installer" | sh -s -- -y -q --profile minimal --default-toolchain $rust_version --no-modify-path ||
                 die "rustup could not be installed"
             PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
         fi
