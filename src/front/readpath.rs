@@ -49,7 +49,8 @@
 //! - a thread that reads, in order and 8 or 32 MiB ahead, what serving threads will be asked for out of order: a quarter
 //!   more processor time, and nothing won from a cold disk;
 //! - read-ahead of 1 MiB instead of 4: cached files up to a tenth faster, cold ones read in order or mapped a tenth to a fifth
-//!   slower; of 512 KiB: maps half as fast, and a twentieth as fast if advised `MADV_SEQUENTIAL`;
+//!   slower; of 512 KiB: maps half as fast, and a twentieth as fast if advised `MADV_SEQUENTIAL`; of 128 KiB, as other servers
+//!   have it: `cat` half as fast, maps a fifth;
 //! - requests of more than 1 MiB (`fs.fuse.max_pages_limit` of 1024): large reads the same, mapped ones a third slower;
 //! - a file descriptor of its own for each serving thread (`clone_fd`): no difference, two cores have no queue to share;
 //! - blobs read past their own page cache, which spares the second copy in memory: by `RWF_DONTCACHE` a cold read took half
