@@ -130,12 +130,10 @@ pub(crate) const MAX_DIRS: usize = 1 << 16;
 
 /// How many directories these paths lead through; of paths in order each is counted once.
 pub(crate) fn directories<'a>(paths: impl Iterator<Item = &'a str>) -> usize {
-    let slashes = |bytes: &mut dyn Iterator<Item = u8>| bytes.filter(|byte| *byte == b'/').count();
     let new = |last: &mut &'a str, path: &'a str| {
-        let common = path.bytes().zip(last.bytes()).take_while(|(a, b)| a == b).map(|(a, _)| a);
-        let known = slashes(&mut { common });
+        let common = path.bytes().zip(last.bytes()).take_while(|(a, b)| a == b).count();
         *last = path;
-        Some(slashes(&mut path.bytes()) - known)
+        Some(path.bytes().skip(common).filter(|byte| *byte == b'/').count())
     };
     paths.scan("", new).sum()
 }

@@ -231,7 +231,7 @@ impl Filesystem for Fuse {
         }
         let (request, size) = (request.unique(), size as usize);
         let blobs = || self.vfs.blobs_of(ino.0, offset, size as u64);
-        let stuck = if self.lanes.are_some_stuck() { Some(blobs()) } else { None };
+        let stuck = self.lanes.are_some_stuck().then(blobs);
         let is_stuck = stuck.as_ref().is_some_and(|blobs| self.lanes.is_stuck(blobs));
         if !is_stuck && self.vfs.is_slow(ino.0, offset, size as u64) {
             // The threads that serve requests must not all wait for one survey.
@@ -250,7 +250,8 @@ impl Filesystem for Fuse {
             let _ = std::thread::Builder::new().spawn(work);
             return;
         }
-        match if is_stuck { None } else { self.lanes.enter() } {
+        let lane = if is_stuck { None } else { self.lanes.enter() };
+        match lane {
             Some(_lane) => self.read_now(request, ino, offset, size, reply),
             None => {
                 let fuse = self.clone();

@@ -89,7 +89,7 @@ impl Ingest {
     /// Opens a file; `None` if it is one that the tree shows and is opened for reading.
     pub fn open(&self, ino: u64, write: bool) -> Result<Option<u64>> {
         let path = self.state().manifests.get(&ino).cloned().filter(|_| write);
-        let mut state = self.state_at(path.as_deref().unwrap_or(MANIFESTS));
+        let mut state = path.as_ref().map_or_else(|| self.state(), |path| self.state_at(path));
         if let Some(pending) = state.files.get(&ino).cloned() {
             let inner = pending.state();
             if write && inner.sealed {
@@ -289,7 +289,7 @@ impl Ingest {
     pub fn rename(&self, from: (&str, &str), to: (&str, &str), replace: bool) -> Result<()> {
         let (old, new) = (format!("{}/{}", from.0, from.1), format!("{}/{}", to.0, to.1));
         let (pending, target) = {
-            let _planned = self.vfs.resolve(&old);
+            drop(self.state_at(&old));
             let mut state = self.state_at(&new);
             let Some(pending) = state.pending_at(&old) else {
                 self.stat(&mut state, &old)?;

@@ -106,15 +106,14 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
                     groups.push(Group::default());
                     groups.len() - 1
                 });
-                let joined = groups[index].join(package, program, files);
-                if let Err(fault) = &joined {
+                if let Err(fault) = groups[index].join(package, program, files) {
                     tracing::warn!("{}: {fault}", package.source.name);
                     groups.retain(|group| !group.members.is_empty());
                 }
+                let Some(group) = groups.get(index) else { continue };
                 // What a group took over with its first package is in no program's list.
-                let adopted = groups.get(index).filter(|group| group.members.len() == 1);
-                let adopted = adopted.into_iter().flat_map(|group| group.places.keys().copied());
-                for key in keys.into_iter().chain(adopted).filter(|_| index < groups.len()) {
+                let adopted = if group.members.len() == 1 { Some(group.places.keys().copied()) } else { None };
+                for key in keys.into_iter().chain(adopted.into_iter().flatten()) {
                     homes.entry(key).or_default().insert(index);
                 }
             }
