@@ -66,7 +66,7 @@ fn a_tensor_of_an_exabyte_takes_no_memory_to_survey() {
         assert!(is_eio(file.read_at(&mut [0; 100], file.metadata().unwrap().len() / 2)), "{path}");
     }
     check_good(&mounted);
-    let refusal = store.refused(&["prepare", "evil@adaptive-32"]);
+    let refusal = store.refused(&["prepare", "evil@int8"]);
     assert!(refusal.contains("it is shorter than its manifest says"), "{refusal}");
 }
 

@@ -1,9 +1,9 @@
 //! Components: directories of a model with tensors of their own, as `text_encoder/` and `vae/` of an image model.
 //!
 //! A component is a directory in which the model has a JSON file; `text_encoder/x` is the tensor `x` of `text_encoder`, and
-//! `draft.x` that of `draft`. Of directories within each other the innermost has the tensor.
+//! `draft.x` that of `draft`, unless there is `draft/x`. Of directories within each other the innermost has the tensor.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::model::{Model, Tensor};
 
@@ -22,9 +22,11 @@ fn dirs(model: &Model) -> BTreeSet<&str> {
 /// The tensors by component; the model proper is the component without a name.
 pub(super) fn components(model: &Model) -> BTreeMap<&str, Vec<Named<'_>>> {
     let dirs = dirs(model);
+    let taken: HashSet<&str> = model.tensors().iter().filter_map(|tensor| tensor.name.strip_prefix("draft/")).collect();
     let mut components: BTreeMap<&str, Vec<Named<'_>>> = BTreeMap::new();
     for tensor in model.tensors() {
-        let draft = tensor.name.strip_prefix("draft.").and_then(|name| Some((*dirs.get("draft")?, name)));
+        let draft = tensor.name.strip_prefix("draft.").filter(|name| !taken.contains(name));
+        let draft = draft.and_then(|name| Some((*dirs.get("draft")?, name)));
         let slashes = tensor.name.match_indices('/').rev();
         let component = slashes.filter_map(|(at, _)| Some((*dirs.get(&tensor.name[..at])?, &tensor.name[at + 1..])));
         let (component, name) = draft.or(component.into_iter().next()).unwrap_or(("", &tensor.name));

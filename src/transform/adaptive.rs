@@ -25,6 +25,9 @@ const GROUP: u64 = LINES as u64;
 /// Blocks for which the survey has one count.
 const STRIDE: u64 = 512;
 
+/// Blocks of a tensor at the most, which are 16 Gi elements: all of their scores are in memory at once.
+const MOST: u64 = 1 << 29;
+
 /// The lengths of the output's parts, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts {
@@ -36,9 +39,9 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// `None` if they are too many.
+    /// `None` if there are too many elements.
     pub fn of(elements: u64) -> Option<Parts> {
-        let blocks = elements.div_ceil(BLOCK as u64);
+        let blocks = Some(elements.div_ceil(BLOCK as u64)).filter(|blocks| *blocks <= MOST)?;
         let kept = blocks.div_ceil(10);
         let weights = kept.checked_mul(KEPT)?.checked_add((blocks - kept).checked_mul(PACKED)?)?;
         Some(Parts { blocks, kept, mask: blocks.div_ceil(8), scales: (blocks - kept) * SCALE, weights })
@@ -229,7 +232,6 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
     let parts = Parts::of(input.len() / float.bytes() as u64).ok_or_else(foreign)?;
     let width = BLOCK * float.bytes();
     let in_part = PART / width;
-    // The input was checked against its blob, so this is no more than a 16th of what is on the disk.
     let mut scores = vec![0u32; usize::try_from(parts.blocks).map_err(|_| foreign())?];
     let range = |(index, scores): &(usize, &mut [u32])| {
         let from = *index as u64 * (in_part * width) as u64;

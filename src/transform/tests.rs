@@ -232,4 +232,6 @@ fn lengths() {
     let lengths: Vec<_> = (0..ALL.len()).map(|index| of(index, 1000)).collect();
     let adaptive = 4 + 2 * 28 + 64 * 4 + 16 * 28;
     assert_eq!(lengths, [2000, 1004, 18 * 32, 66 * 8, 22 * 32, 82 * 8, adaptive].map(Some));
+    // The scores of more blocks are not held in memory.
+    assert!([(16 << 30, true), ((16 << 30) + 1, false)].iter().all(|(len, fits)| of(6, *len).is_some() == *fits));
 }

@@ -62,6 +62,8 @@ def made(models, tmp_path_factory):
     packed = [
         store.named(stack, "m.mlp.experts"),
         store.named({"draft.w.weight": draft}),
+        store.named({"draft.b.bias": draft}),
+        store.named({"draft/b.bias": draft}),
         store.blob("json", b'{"model_type":"qwen3_moe"}', name="config.json"),
         store.blob("json", b'{"model_type":"assistant"}', name="draft/config.json"),
         store.blob("license", b"free"),
@@ -157,8 +159,10 @@ def test_packed_experts_and_drafts_are_tensors(made):
     _, mount, _ = made
     root = mount / "safetensors/packed/latest"
     experts = [f"m.mlp.switch_mlp.{name}_proj.weight" for name in ("down", "up")]
-    assert sorted(readers.safetensors(root / "model.safetensors")) == experts
-    assert readers.safetensors(root / "draft/model.safetensors")["w.weight"].shape == (2, 3)
+    # One name is that of one tensor.
+    assert sorted(readers.safetensors(root / "model.safetensors")) == ["draft.b.bias", *experts]
+    drafts = readers.safetensors(root / "draft/model.safetensors")
+    assert {name: tensor.shape for name, tensor in drafts.items()} == {"b.bias": (2, 3), "w.weight": (2, 3)}
 
 
 def test_what_has_no_tensors_is_told(made):

@@ -52,11 +52,12 @@ impl Variant {
         }
     }
 
-    /// What is done to a tensor. `None` if it stays as it is stored.
+    /// What is done to a tensor. `None` if it stays as it is stored, as one does that is too large for the transform.
     pub fn computed(self, tensor: &Tensor) -> Option<Computed> {
         let float = Float::of(tensor.dtype).filter(|_| is_weight(tensor))?;
         let is_cast = (self, float) != (Variant::F16, Float::F16);
-        is_cast.then(|| tensor.computed(self.transform(float)))
+        let computed = is_cast.then(|| tensor.computed(self.transform(float)))?;
+        computed.transform.output_len(computed.input_len).map(|_| computed)
     }
 
     /// Code and data of a record. `None` if the tensor stays as it is stored.

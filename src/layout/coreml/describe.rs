@@ -69,6 +69,7 @@ pub fn shapes(model: &Model, files: Files<'_>) -> Vec<Shape> {
         keys.dedup();
         keys.into_iter().for_each(|key| *owners.entry(key).or_default() += 1);
     }
+    let twins = twins(&constants);
     let mut shapes = Vec::with_capacity(packages.len());
     for (index, (package, program)) in packages.iter().zip(&programs).enumerate() {
         let name = names.get(package.source.name.as_str()).cloned().unwrap_or_default();
@@ -79,12 +80,9 @@ pub fn shapes(model: &Model, files: Files<'_>) -> Vec<Shape> {
         let mut seen = HashMap::new();
         constants[index].iter().for_each(|constant| _ = seen.insert(constant.key, constant.key.1));
         let mine = constants[index].iter().filter(|constant| packages.len() > 1 && owners[&constant.key] == 1);
-        let others = || (0..packages.len()).filter(|&other| other != index);
         let unshared = mine.map(|constant| {
-            let twin = others().find_map(|other| {
-                let twin = constants[other].iter().find(|twin| twin.name == constant.name)?;
-                Some((names.get(packages[other].source.name.as_str())?, twin))
-            });
+            let twin = twins[constant.name].iter().find(|(other, _)| *other != index);
+            let twin = twin.and_then(|(other, twin)| Some((names.get(packages[*other].source.name.as_str())?, twin)));
             Unshared {
                 name: constant.name.into(),
                 dtype: constant.dtype.name(),
@@ -101,10 +99,24 @@ pub fn shapes(model: &Model, files: Files<'_>) -> Vec<Shape> {
         let unshared = unshared.collect();
         let damaged = described.as_ref().err().map(ToString::to_string);
         let (inputs, outputs) = described.unwrap_or_default();
-        let (program_bytes, weight_bytes) = (map.size(), seen.values().sum());
+        let (program_bytes, weight_bytes) = (map.size(), seen.into_values().fold(0, u64::saturating_add));
         shapes.push(Shape { name, inputs, outputs, program_bytes, weight_bytes, unshared, damaged });
     }
     shapes
+}
+
+/// The constants of each name, the first of each of the first two packages that have one.
+fn twins<'a>(constants: &'a [Vec<Constant<'a>>]) -> HashMap<&'a str, Vec<(usize, &'a Constant<'a>)>> {
+    let mut twins: HashMap<&str, Vec<(usize, &Constant<'_>)>> = HashMap::new();
+    for (index, of_one) in constants.iter().enumerate() {
+        for constant in of_one {
+            let same = twins.entry(constant.name).or_default();
+            if same.len() < 2 && same.last().is_none_or(|(other, _)| *other != index) {
+                same.push((index, constant));
+            }
+        }
+    }
+    twins
 }
 
 fn constants(program: &Program) -> Vec<Constant<'_>> {

@@ -4,7 +4,7 @@
 //! of later packages that is not in it yet is appended, in the order of the imports and of the program's references: blobs
 //! that have a place keep it when another package joins. Equal blobs are found by their extents, so no weight is read.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -21,6 +21,9 @@ use crate::format::mlprogram::{Inline, Outline, Patches, Place, outline, surface
 /// Packages with so small a part of their bytes in common, one in this many, keep files of their own: whoever copies or
 /// compiles one of them would have to carry the other's weights too.
 const COMMON: u64 = 10;
+
+/// Groups that are tried for a blob that more of them have: packages may all share a constant and no more.
+const HOMES: usize = 64;
 
 /// Pieces in which all constants of a program lie, at the most: references can name the same many again and again.
 const PIECES: usize = 1 << 20;
@@ -86,8 +89,8 @@ fn differ(packages: &[Package<'_>]) -> bool {
 /// What of each package changes, by the source's name. A package that cannot be read is as it was imported.
 pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String, Changes> {
     let mut groups: Vec<Group<'_>> = Vec::new();
-    // The groups that have a blob, in their order.
-    let mut homes: HashMap<Key, BTreeSet<usize>> = HashMap::new();
+    // The groups that have a blob.
+    let mut homes: HashMap<Key, Vec<usize>> = HashMap::new();
     let mut all = HashMap::new();
     let differ = differ(packages);
     for package in packages {
@@ -99,9 +102,8 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
                 all.insert(package.source.name.clone(), Changes { function, ..Changes::default() });
             }
             Ok(program) => {
-                let keys: Vec<Key> = program.needed.iter().flatten().map(|needed| needed.key).collect();
-                let near: BTreeSet<usize> = keys.iter().filter_map(|key| homes.get(key)).flatten().copied().collect();
-                let index = near.into_iter().find(|index| groups[*index].suits(&program));
+                let keys: HashSet<Key> = program.needed.iter().flatten().map(|needed| needed.key).collect();
+                let index = suitable(&keys, &homes);
                 let index = index.unwrap_or_else(|| {
                     groups.push(Group::default());
                     groups.len() - 1
@@ -114,13 +116,30 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
                 // What a group took over with its first package is in no program's list.
                 let adopted = if group.members.len() == 1 { Some(group.places.keys().copied()) } else { None };
                 for key in keys.into_iter().chain(adopted.into_iter().flatten()) {
-                    homes.entry(key).or_default().insert(index);
+                    let homes = homes.entry(key).or_default();
+                    if homes.len() < HOMES && !homes.contains(&index) {
+                        homes.push(index);
+                    }
                 }
             }
         }
     }
     all.extend(groups.into_iter().enumerate().flat_map(|(index, group)| group.finish(index)));
     all
+}
+
+/// The first group that has enough of what a program needs.
+fn suitable(keys: &HashSet<Key>, homes: &HashMap<Key, Vec<usize>>) -> Option<usize> {
+    let mut common: BTreeMap<usize, u64> = BTreeMap::new();
+    let mut all = 0u64;
+    for key in keys {
+        all = all.saturating_add(key.1);
+        for index in homes.get(key).into_iter().flatten() {
+            let common = common.entry(*index).or_default();
+            *common = common.saturating_add(key.1);
+        }
+    }
+    common.into_iter().find(|(_, common)| *common > 0 && *common >= all / COMMON).map(|(index, _)| index)
 }
 
 impl Program {
@@ -187,19 +206,6 @@ fn data(file: &ExtentMap, blob: &Blob) -> ExtentMap {
 }
 
 impl<'a> Group<'a> {
-    /// Whether enough of what a program needs is in the files already.
-    fn suits(&self, program: &Program) -> bool {
-        let mut seen = HashSet::new();
-        let (mut common, mut all) = (0u64, 0u64);
-        for needed in program.needed.iter().flatten().filter(|needed| seen.insert(needed.key)) {
-            all = all.saturating_add(needed.key.1);
-            if self.places.contains_key(&needed.key) {
-                common = common.saturating_add(needed.key.1);
-            }
-        }
-        common > 0 && common >= all / COMMON
-    }
-
     fn join(&mut self, package: &'a Package<'a>, mut program: Program, files: Files<'_>) -> Result<(), Fault> {
         if self.members.is_empty() {
             for (name, file) in &package.weights {

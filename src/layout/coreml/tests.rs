@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use super::super::{MapBytes, VirtualFile};
@@ -207,4 +207,17 @@ fn constants_that_name_the_same_pieces_again_and_again_are_not_held() {
     };
     assert_eq!(read(100), Ok(100));
     assert!(read(110).unwrap_err().what.contains("in more than 1048576 pieces"));
+}
+
+#[test]
+fn packages_that_share_a_small_constant_alone_keep_their_files() {
+    let mut blobs = Sparse::default();
+    let mut make = |index: u64| package(&format!("p{index}"), &[(1, 64), (index + 2, 1 << 20)], &mut blobs);
+    let mut sources: Vec<Source> = (0..100).map(&mut make).collect();
+    sources.push(package("late", &[(1, 64), (50, 1 << 20), (200, 64)], &mut blobs));
+    let all = shown(&sources, &blobs);
+    let weights = |name: &str| all[&format!("{name}.mlpackage")].1.content.fingerprint();
+    let own: HashSet<Digest> = (0..100).map(|index| weights(&format!("p{index}"))).collect();
+    assert_eq!(own.len(), 100);
+    assert_eq!(weights("late"), weights("p48"));
 }
