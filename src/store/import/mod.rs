@@ -16,6 +16,7 @@ mod pieces;
 mod plan;
 mod salvage;
 mod scan;
+mod shard;
 mod told;
 mod whole;
 

@@ -10,14 +10,15 @@ use super::gds;
 use super::gguf;
 use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
-use super::whole::{is_shard, set_of};
+use super::shard::Shard;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
 
 /// Says in which shard each tensor of a model is.
 const INDEX: &str = "model.safetensors.index.json";
-const ENDING: &str = ".safetensors";
+/// How the names of safetensors files end.
+pub(super) const ENDING: &str = ".safetensors";
 
 /// The headers of safetensors files by path.
 type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
@@ -170,7 +171,7 @@ fn own_weights<'a>(scan: &Scan, headers: &Headers<'a>, indexed: &BTreeSet<String
         (false, true) => &top,
         (false, false) => &|path| path.contains('/') || !is_pipeline,
     };
-    let sets: HashSet<String> = headers.keys().map(|path| set_of(path)).collect();
+    let sets: HashSet<String> = headers.keys().map(|path| plain(path)).collect();
     let is_unnamed = |path: &str| !path.contains('/') && !indexed.is_empty() && !indexed.contains(path);
     let is_second = |path: &&str| is_variant(path, &sets) || is_unnamed(path);
     let (second, mut own): (HashSet<&str>, HashSet<&str>) =
@@ -182,11 +183,16 @@ fn own_weights<'a>(scan: &Scan, headers: &Headers<'a>, indexed: &BTreeSet<String
     own
 }
 
+/// The name that all shards of a set have in common, which is that of a file that is no shard.
+fn plain(path: &str) -> String {
+    Shard::of(path, ENDING).map_or_else(|| path.to_owned(), |shard| shard.plain())
+}
+
 /// Whether a file is what Diffusers calls a variant, such as `model.fp16.safetensors`, of what is there as well.
 fn is_variant(path: &str, sets: &HashSet<String>) -> bool {
-    let set = set_of(path);
-    let plain = set.strip_suffix(ENDING).and_then(|stem| stem.rsplit_once('.'));
-    plain.is_some_and(|(plain, word)| !word.contains('/') && sets.contains(&format!("{plain}{ENDING}")))
+    let plain = plain(path);
+    let without = plain.strip_suffix(ENDING).and_then(|stem| stem.rsplit_once('.'));
+    without.is_some_and(|(plain, word)| !word.contains('/') && sets.contains(&format!("{plain}{ENDING}")))
 }
 
 /// The shards that the index names, none if there is no index.
@@ -209,7 +215,7 @@ pub(super) fn indexed(scan: &Scan) -> Result<BTreeSet<String>> {
     let Some((tensor, shard)) = index.weight_map.iter().find(|(_, shard)| scan.file(shard).is_none()) else {
         return Ok(index.weight_map.into_values().collect());
     };
-    let is_shard = |path: &str| path.starts_with("model") && !path.contains('/') && is_shard(path);
+    let is_shard = |path: &str| path.starts_with("model") && !path.contains('/') && Shard::of(path, ENDING).is_some();
     let is_model = |path: &str| path == "model.safetensors" || is_shard(path);
     if scan.files.iter().any(|file| is_model(&file.path))
         && !index.weight_map.values().any(|shard| scan.file(shard).is_some())

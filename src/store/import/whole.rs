@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::hub;
-use super::plan::{SourcePlan, indexed};
+use super::plan::{ENDING, SourcePlan, indexed};
 use super::scan::Scan;
+use super::shard::{Shard, has_no, missing};
 use crate::error::{Error, Result};
 use crate::model::SourceKind;
 
@@ -57,55 +58,17 @@ fn models(scan: &Scan) -> Vec<String> {
     parts.iter().filter(|dir| outermost(dir) && is_model(dir)).cloned().collect()
 }
 
-/// One file of several, by its name: model-00002-of-00003.safetensors.
-struct Shard<'a> {
-    /// What stands before the number, and after the total: both are the same for all shards of a set.
-    ends: (&'a str, &'a str),
-    number: &'a str,
-    total: &'a str,
-}
-
-impl<'a> Shard<'a> {
-    fn of(path: &'a str) -> Option<Shard<'a>> {
-        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let (before, after) = path.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
-        let (stem, number) = before.rsplit_once('-')?;
-        // A word may follow, as in .fp16.safetensors.
-        let total = after.split('.').next()?;
-        let rest = &path[before.len() + "-of-".len() + total.len()..];
-        (is_number(number) && is_number(total)).then_some(Shard { ends: (stem, rest), number, total })
-    }
-
-    fn path(&self, number: usize) -> String {
-        let (stem, rest) = self.ends;
-        format!("{stem}-{number:0width$}-of-{}{rest}", self.total, width = self.number.len())
-    }
-}
-
-/// Whether a file is, by its name, one of several.
-pub(super) fn is_shard(path: &str) -> bool {
-    Shard::of(path).is_some()
-}
-
-/// The name that all shards of a set have in common: theirs without the numbers. It is that of a file that is no shard.
-pub(super) fn set_of(path: &str) -> String {
-    Shard::of(path).map_or_else(|| path.to_owned(), |Shard { ends: (stem, rest), .. }| format!("{stem}{rest}"))
-}
-
 /// Refuses sets of shards that are not whole, but for the one whose index has been checked: it says what belongs to it.
 fn check_shards(plan: &SourcePlan) -> Result<()> {
     let has_index = !indexed(&plan.scan)?.is_empty();
     let is_indexed = |path: &str| !path.contains('/') && has_index;
     let paths = plan.scan.files.iter().map(|file| &*file.path).filter(|path| !is_indexed(path));
     let mut sets: BTreeMap<_, Vec<Shard>> = BTreeMap::new();
-    for shard in paths.filter_map(Shard::of) {
-        sets.entry((shard.ends, shard.total)).or_default().push(shard);
+    for shard in paths.filter_map(|path| Shard::of(path, ENDING)) {
+        sets.entry(shard.set()).or_default().push(shard);
     }
     for ((_, total), shards) in sets {
-        let numbers: BTreeSet<usize> = shards.iter().filter_map(|shard| shard.number.parse().ok()).collect();
-        if total.parse().is_ok_and(|total: usize| numbers.len() >= total) {
-            continue;
-        }
+        let Some(missing) = missing(&shards) else { continue };
         let place = plan.place.display();
         if !plan.place.is_dir() {
             let total = total.trim_start_matches('0');
@@ -113,30 +76,7 @@ fn check_shards(plan: &SourcePlan) -> Result<()> {
                 "{place}: is one of {total} shards of a model: import the directory that has them all"
             )));
         }
-        let missing = (1..).find(|number| !numbers.contains(number)).unwrap_or_default();
-        return Err(Error::Invalid(format!(
-            "{place}: has no {}, which is a part of its model: a model with holes is not imported",
-            shards[0].path(missing)
-        )));
+        return Err(has_no(&plan.place, &missing));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shards_are_known_by_their_names() {
-        for (path, other) in [
-            ("model-00001-of-00003.safetensors", Some("model-00002-of-00003.safetensors")),
-            ("unet/a-b-00001-of-000163.fp16.safetensors", Some("unet/a-b-00002-of-000163.fp16.safetensors")),
-            ("model.safetensors", None),
-            ("best-of-10.safetensors", None),
-            ("one-1-of-many.safetensors", None),
-            ("model-00001-of-00003.bin", None),
-        ] {
-            assert_eq!(Shard::of(path).map(|shard| shard.path(2)).as_deref(), other, "{path}");
-        }
-    }
 }
