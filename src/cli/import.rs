@@ -7,13 +7,16 @@ use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
 use crate::error::Result;
 use crate::model::ModelName;
-use crate::store::import::{BLOB_THRESHOLD, CopyOptions, Counts, ImportReport, Options, copy, import, is_store};
+use crate::store::import::{
+    BLOB_THRESHOLD, CopyOptions, Counts, ImportReport, Options, copy, import, is_store, name_of_split,
+};
 
 /// Copy models into the store, every tensor once
 ///
 /// A PATH is a directory with safetensors files, a safetensors file, an AMB or GGUF file, an .mlpackage, .mlmodel or
 /// .mlmodelc, a gds_export, or a directory of packages; which it is, its content says. Several packages are the shapes of
-/// one model; with -n they join one that is there, and so do projectors and adapters in GGUF. If PATH is a store, such as
+/// one model; with -n they join one that is there, and so do projectors and adapters in GGUF. Of a split GGUF file, any
+/// part stands for all. If PATH is a store, such as
 /// ~/.ollama/models, its models are copied, with their blobs cloned or linked where the file system can.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
@@ -58,7 +61,7 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     if !args.models.is_empty() {
         return misuse("--model chooses from a store, and what is to be imported is none");
     }
-    if args.name.is_none() && args.paths.len() > 1 {
+    if args.name.is_none() && args.paths.len() > 1 && name_of_split(&args.paths).is_none() {
         return misuse("several paths make one model: say its name with -n NAME");
     }
     let bar = Bar::new("importing");

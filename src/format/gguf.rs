@@ -1,12 +1,17 @@
 //! GGUF: magic, version, counts, keys with values, tensor descriptions, padding, data. Little-endian.
 //!
-//! A GGUF file is kept and shown whole, so what is read here is what tells a sound file from a broken one, and the few
-//! values that ollama's config repeats. Versions 2 and 3 are the same to a reader; version 1 had other counts.
+//! A GGUF file is kept and shown whole, so what is read here is what tells a sound file from a broken one, the few
+//! values that ollama's config repeats, and how the parts of a split file are merged. Versions 2 and 3 are the same to a reader; version 1 had other counts.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::{Bytes, u32_at, u64_at};
 use crate::error::Fault;
+
+mod merge;
+
+pub use merge::{Merged, Run, merge};
 
 /// What every GGUF file begins with.
 const MAGIC: &[u8; 4] = b"GGUF";
@@ -27,6 +32,12 @@ const START: u64 = 24;
 /// Alignment of the data in a file that does not give its own.
 const ALIGNMENT: u64 = 32;
 
+/// Says which of several files one is, from 0 on.
+const SPLIT_NO: &str = "split.no";
+/// Says of how many files one is.
+const SPLIT_COUNT: &str = "split.count";
+
+const U16: u32 = 2;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 /// Bytes of a value by its type's code; 0 for strings and arrays.
@@ -149,6 +160,32 @@ pub fn check_magic(bytes: &(impl Bytes + ?Sized)) -> Result<Option<String>, Faul
 
 /// Reads everything before the data, and checks that the data of every tensor is within the file.
 pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Header, Fault> {
+    walk(bytes, |_| Ok(())).map(|walked| walked.header)
+}
+
+/// Where the parts of a file are.
+struct Walked {
+    header: Header,
+    /// How many keys there are.
+    keys: u64,
+    /// `split.no`: which of several files this is, from 0 on.
+    number: Option<u64>,
+    /// `split.count`, key and value; empty if it is not there.
+    count: Range<u64>,
+    alignment: u64,
+    /// The descriptions of all tensors.
+    tensors: Range<u64>,
+    /// Where the data begins.
+    data: u64,
+    /// Bytes of the data up to the end of the last tensor.
+    data_len: u64,
+}
+
+/// Reads everything before the data, and gives `each` the tensors in the order of their descriptions.
+fn walk(
+    bytes: &(impl Bytes + ?Sized),
+    mut each: impl FnMut(&Description) -> Result<(), Fault>,
+) -> Result<Walked, Fault> {
     if let Some(what) = check_magic(bytes)? {
         return Err(Fault::new(0, what));
     }
@@ -167,8 +204,9 @@ pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Header, Fault> {
         return Err(Fault::new(8, what));
     }
     let mut header = Header { tensors, ..Header::default() };
-    let mut alignment = ALIGNMENT;
+    let (mut alignment, mut number, mut count) = (ALIGNMENT, None, 0..0);
     for _ in 0..keys {
+        let begin = cursor.at;
         let key = cursor.word(MAX_KEY)?;
         let at = cursor.at;
         let kind = cursor.u32()?;
@@ -176,7 +214,11 @@ pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Header, Fault> {
             ("general.architecture", STRING) => header.architecture = cursor.word(MAX_WORD)?,
             ("general.type", STRING) => header.kind = cursor.word(MAX_WORD)?,
             ("general.file_type", _) => header.file_type = u32::try_from(cursor.integer(kind)?).ok(),
-            ("split.count", _) => header.parts = cursor.integer(kind)?,
+            (SPLIT_NO, _) => number = Some(cursor.integer(kind)?),
+            (SPLIT_COUNT, _) => {
+                header.parts = cursor.integer(kind)?;
+                count = begin..cursor.at;
+            }
             ("general.alignment", _) => {
                 alignment = cursor.integer(kind)?;
                 if !alignment.is_power_of_two() {
@@ -186,18 +228,23 @@ pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Header, Fault> {
             _ => cursor.skip_value(kind, MAX_DEPTH)?,
         }
     }
+    let begin = cursor.at;
     let (mut end, mut end_at) = (0, cursor.at);
     for _ in 0..tensors {
-        let at = cursor.at;
         let tensor = cursor.tensor(alignment)?;
         header.elements = header.elements.saturating_add(tensor.elements);
         if tensor.end > end {
-            (end, end_at) = (tensor.end, at);
+            (end, end_at) = (tensor.end, tensor.at);
         }
+        each(&tensor)?;
     }
-    let needed = cursor.at.checked_next_multiple_of(alignment).and_then(|start| start.checked_add(end));
+    let tensors = begin..cursor.at;
+    let data = cursor.at.checked_next_multiple_of(alignment);
+    let needed = data.and_then(|data| data.checked_add(end));
     match needed {
-        Some(needed) if needed <= bytes.len() || end == 0 => Ok(header),
+        Some(needed) if needed <= bytes.len() || end == 0 => {
+            Ok(Walked { header, keys, number, count, alignment, tensors, data: needed - end, data_len: end })
+        }
         _ => {
             let shown = needed.map_or("more bytes than there can be".into(), |needed| format!("{needed} bytes"));
             Err(Fault::new(end_at, format!("the tensor here needs {shown}, and the file has {}", bytes.len())))
@@ -206,10 +253,19 @@ pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Header, Fault> {
 }
 
 /// What is needed of a tensor's description.
-struct Extent {
+struct Description {
+    /// Where it is.
+    at: u64,
+    /// Bytes of the name, which is at `at + 8`.
+    name: u64,
     elements: u64,
-    /// Where its data ends, from the beginning of all data.
+    /// Where the number is that says where the data begins.
+    offset_at: u64,
+    /// Where its data begins and ends, from the beginning of all data.
+    offset: u64,
     end: u64,
+    /// The code of its type, if that is none of those whose sizes are known: `end` is then `offset`.
+    unknown: Option<u32>,
 }
 
 /// A place in the file, and the bytes around it.
@@ -305,7 +361,7 @@ impl<B: Bytes + ?Sized> Cursor<'_, B> {
         }
     }
 
-    fn tensor(&mut self, alignment: u64) -> Result<Extent, Fault> {
+    fn tensor(&mut self, alignment: u64) -> Result<Description, Fault> {
         let at = self.at;
         let fault = |what: String| Fault::new(at, format!("a tensor {what}"));
         let name = self.u64()?;
@@ -322,12 +378,15 @@ impl<B: Bytes + ?Sized> Cursor<'_, B> {
             }
             elements = elements.checked_mul(dim).ok_or_else(|| fault("has more elements than can be".into()))?;
         }
-        let (kind, offset) = (self.u32()?, self.u64()?);
+        let kind = self.u32()?;
+        let offset_at = self.at;
+        let offset = self.u64()?;
         if !offset.is_multiple_of(alignment) {
             return Err(fault(format!("begins at {offset}, no multiple of {alignment}")));
         }
         // A type that is newer than this table is its reader's affair; where its data begins is known all the same.
-        let len = match TYPES.iter().find(|(code, ..)| *code == kind) {
+        let known = TYPES.iter().find(|(code, ..)| *code == kind);
+        let len = match known {
             None => Some(0),
             Some((_, block, _)) if !row.is_multiple_of(*block) => {
                 return Err(fault(format!("has rows of {row} elements, no multiple of the {block} of its type")));
@@ -336,7 +395,8 @@ impl<B: Bytes + ?Sized> Cursor<'_, B> {
         };
         let end = len.and_then(|len| offset.checked_add(len));
         let end = end.ok_or_else(|| fault("is larger than a file can be".into()))?;
-        Ok(Extent { elements, end })
+        let unknown = known.is_none().then_some(kind);
+        Ok(Description { at, name, elements, offset_at, offset, end, unknown })
     }
 }
 
@@ -344,21 +404,21 @@ impl<B: Bytes + ?Sized> Cursor<'_, B> {
 mod tests {
     use super::*;
 
-    fn string(text: &str) -> Vec<u8> {
+    pub(super) fn string(text: &str) -> Vec<u8> {
         [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
     }
 
-    fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+    pub(super) fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
         [&string(name)[..], &kind.to_le_bytes(), value].concat()
     }
 
-    fn tensor(name: &str, dims: &[u64], kind: u32, offset: u64) -> Vec<u8> {
+    pub(super) fn tensor(name: &str, dims: &[u64], kind: u32, offset: u64) -> Vec<u8> {
         let dims: Vec<u8> = dims.iter().flat_map(|dim| dim.to_le_bytes()).collect();
         let count = (dims.len() as u32 / 8).to_le_bytes();
         [&string(name)[..], &count, &dims, &kind.to_le_bytes(), &offset.to_le_bytes()].concat()
     }
 
-    fn file(version: u32, keys: &[Vec<u8>], tensors: &[Vec<u8>], data: usize) -> Vec<u8> {
+    pub(super) fn file(version: u32, keys: &[Vec<u8>], tensors: &[Vec<u8>], data: usize) -> Vec<u8> {
         let counts = [(tensors.len() as u64).to_le_bytes(), (keys.len() as u64).to_le_bytes()].concat();
         let mut file = [&MAGIC[..], &version.to_le_bytes(), &counts, &keys.concat(), &tensors.concat()].concat();
         file.resize(file.len().next_multiple_of(32) + data, 0);

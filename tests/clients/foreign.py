@@ -84,11 +84,13 @@ def tensor(array: np.ndarray, dtype: str = "F32") -> readers.Tensor:
     return readers.Tensor(dtype, array.shape, np.ascontiguousarray(array).tobytes())
 
 
-def gguf(path: Path, tensors: dict[str, np.ndarray], kind: str = "model", architecture: str = "llama") -> Path:
-    """A GGUF file as gguf's own writer makes it."""
+def gguf(
+    path: Path, tensors: dict[str, np.ndarray], kind: str = "model", architecture: str = "llama", split: int = 0
+) -> Path:
+    """A GGUF file as gguf's own writer makes it, or files of `split` tensors each, the first with keys alone."""
     from gguf import GGUFWriter
 
-    writer = GGUFWriter(str(path), architecture)
+    writer = GGUFWriter(str(path), architecture, split_max_tensors=split, small_first_shard=split > 0)
     writer.add_type(kind)
     writer.add_name("tiny")
     writer.add_context_length(64)

@@ -57,6 +57,80 @@ def test_an_imported_file_is_one_blob_in_every_tree(store, files, tmp_path):
     assert not store.json("verify")["damaged"]
 
 
+@pytest.fixture
+def parts(tmp_path):
+    """The same model in four files, and what it is in one."""
+    whole = foreign.gguf(tmp_path / "whole.gguf", WEIGHTS)
+    (tmp_path / "split").mkdir()
+    foreign.gguf(tmp_path / "split/tiny.gguf", WEIGHTS, split=1)
+    return sorted((tmp_path / "split").iterdir()), whole
+
+
+def check_tight(path):
+    """llama.cpp wants the data of each tensor where that of the one before it ends."""
+    reader = GGUFReader(path)
+    ends = [tensor.data_offset + -(-tensor.n_bytes // 32) * 32 for tensor in reader.tensors]
+    starts = [tensor.data_offset for tensor in reader.tensors]
+    assert starts == [reader.data_offset, *ends[:-1]] and ends[-1] == path.stat().st_size
+
+
+@pytest.mark.parametrize("given", ["first", "last", "all"])
+def test_parts_of_a_split_file_are_merged(store, parts, tmp_path, given):
+    paths, whole = parts
+    assert [path.name for path in paths] == [f"tiny-0000{number}-of-00004.gguf" for number in range(1, 5)]
+    report = store.json("import", *{"first": paths[:1], "last": paths[-1:], "all": paths}[given])
+    assert (report["model"], report["formats"]) == ("tiny:latest", ["tiny (gguf)"])
+    # The tensors and the many keys are there once: all but a few hundred bytes of each part.
+    assert sum(store.blobs().values()) < sum(path.stat().st_size for path in paths) + 8192
+    with Mount(store, tmp_path / "mnt") as mount:
+        merged = mount / "gguf/tiny/latest.gguf"
+        keys, tensors = read(merged)
+        expected = read(whole)
+        assert tensors == expected[1]
+        assert keys["split.count"] == 0 and list(keys)[-1] == "split.count"
+        assert all(keys[name] == value for name, value in expected[0].items() if not name.startswith("GGUF."))
+        check_tight(merged)
+        for path in paths:
+            assert (mount / "original/tiny/latest/tiny" / path.name).read_bytes() == path.read_bytes()
+        assert digest(mount / f"ollama/blobs/sha256-{digest(merged)}") == digest(merged)
+        assert (mount / "lmstudio/library/tiny-latest/tiny-latest.gguf").exists()
+        merged_digest = digest(merged)
+        with Server(mount / "ollama", tmp_path / "home", OLLAMA_NOPRUNE="1") as server:
+            shown = server.ask("POST", "/api/show", {"model": "tiny", "verbose": True})
+        assert {tensor["name"] for tensor in shown["tensors"]} == set(WEIGHTS)
+    assert not store.json("verify")["damaged"]
+    assert store.json("import", paths[0])["added"]["bytes"] == 0
+    # Refetched from the parts.
+    (store.path / f"blobs/sha256-{merged_digest}").unlink()
+    store.run("verify", "--repair", "--from", paths[0].parent)
+    assert not store.json("verify")["damaged"]
+
+
+def test_parts_that_are_not_all_there_are_refused(store, parts, tmp_path):
+    paths, whole = parts
+    paths[2].unlink()
+    assert "has no tiny-00003-of-00004.gguf" in refused(store, paths[0])
+    assert "part 4 of 4, not 3 of 4 as its name does" in refused_with(store, paths, paths[3])
+    paths[2].unlink()
+    (tmp_path / "other.gguf").write_bytes(paths[1].read_bytes())
+    assert "call it as it was, such as name-00001-of-00004.gguf" in refused(store, tmp_path / "other.gguf")
+    assert "part 0 of 0, not 3 of 4" in refused_with(store, paths, whole)
+    assert not store.path.exists() or not store.blobs()
+
+
+def refused(store, path):
+    """The error of an import."""
+    done = store.run("import", path, check=False)
+    assert done.returncode == 1
+    return done.stderr.decode()
+
+
+def refused_with(store, paths, third):
+    """The error of the parts with this file for the third."""
+    paths[2].write_bytes(third.read_bytes())
+    return refused(store, paths[0])
+
+
 def test_what_ollama_lists_of_an_import_is_what_its_own_create_writes(store, files, tmp_path):
     # It has llama.cpp rewrite a file, unless the projector's tensors are in it, and that program is not there.
     seeing = foreign.gguf(tmp_path / "seeing.gguf", WEIGHTS | {"v.patch_embd.weight": np.ones((4, 32), np.float32)})

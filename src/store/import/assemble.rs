@@ -22,7 +22,9 @@ pub(super) fn manifest(
     existing: Option<(Manifest, Model)>,
 ) -> Result<Vec<u8>> {
     let weights = plans.iter().flat_map(|plan| &plan.pieces).flatten().find_map(|piece| match &piece.content {
-        Content::Weights(weights) if weights.media_type == ollama::MODEL => Some(&weights.header),
+        Content::Weights(weights) | Content::Merged(_, weights) if weights.media_type == ollama::MODEL => {
+            Some(&weights.header)
+        }
         _ => None,
     });
     let config = weights.map_or_else(|| ollama::safetensors_config(&[]), ollama::gguf_config);
@@ -84,7 +86,7 @@ fn source(plan: SourcePlan, places: &[Vec<Place>]) -> (Source, Vec<Layer>, HashM
                 Place::Inline(bytes) => content.push_inline(bytes),
                 Place::Blob { digest, len, offset, named } => {
                     lens.insert(*digest, *len);
-                    content.push_blob(*digest, *len, *offset, piece.len).expect("the piece is the end of its blob");
+                    content.push_blob(*digest, *len, *offset, piece.len).expect("the piece is in its blob");
                     layers.extend(layers_of(piece, *digest, *len, *named, &layer_path(&plan, &found.path)));
                 }
             }
@@ -107,7 +109,9 @@ fn layer_path(plan: &SourcePlan, path: &str) -> String {
 fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, path: &str) -> Vec<Layer> {
     match &piece.content {
         Content::Between => Vec::new(),
-        Content::Weights(weights) => vec![Layer::new(weights.media_type, digest, len, "")],
+        Content::Weights(weights) | Content::Merged(_, weights) => {
+            vec![Layer::new(weights.media_type, digest, len, "")]
+        }
         Content::File => {
             // The index of shards speaks of files that only this source has.
             let json = path.ends_with(".json") && len > 0 && !path.ends_with(".safetensors.index.json");

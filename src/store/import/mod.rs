@@ -33,6 +33,7 @@ use bounds::Bounds;
 use plan::SourcePlan;
 
 pub use copy::{CopyOptions, CopyReport, copy, is_store};
+pub use gguf::name_of_split;
 pub(super) use salvage::salvage;
 
 /// How an import is done.
@@ -99,6 +100,7 @@ pub struct ImportReport {
 /// Anything that is not as its format says, before a byte is written; what changes meanwhile, or could not be read back; a
 /// name taken by other content; a full disk. The store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
+    let paths = &gguf::with_other_parts(paths)?;
     let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths) };
     let paths = &paths.iter().map(|path| hub::snapshot(path)).collect::<Result<Vec<_>>>()?;
     check_apart(root, paths)?;
@@ -129,7 +131,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     let expected = expected(&store, &name)?;
     let stored = pieces::store_all(&stage, &plans, expected, progress)?;
     for plan in &plans {
-        plan.scan.check_unchanged(&plan.place, &bounds)?;
+        plan.scan.check_unchanged(&plan.places, &bounds)?;
     }
     let report = ImportReport {
         model: name.to_string(),
@@ -170,13 +172,16 @@ fn check_apart(root: &Path, paths: &[PathBuf]) -> Result<()> {
 
 /// A model's name from what is imported: the directory's, or the repository's in a hub cache.
 fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
-    let [path] = paths else {
-        return Err(Error::Invalid("several paths make one model: say its name with -n".into()));
+    let split = gguf::name_of_split(paths);
+    let path = match paths {
+        [path] => path,
+        [path, ..] if split.is_some() => path,
+        _ => return Err(Error::Invalid("several paths make one model: say its name with -n".into())),
     };
     let whole = path.canonicalize().at(path)?;
     let name = match hub::model_of(&whole) {
         Some(name) => name.to_owned(),
-        None => match (scan::name_of(path)?, whole.parent().map(scan::name_of)) {
+        None => match (split.map_or_else(|| scan::name_of(path), Ok)?, whole.parent().map(scan::name_of)) {
             // Exporters give every export this name, in the directory of its model.
             (name, Some(Ok(parent))) if name == "gds_export" => parent,
             (name, _) => name,

@@ -27,6 +27,8 @@ pub(super) enum Content {
     Tensor { dtype: Dtype, shape: Vec<u64>, names: Vec<TensorName> },
     /// A whole file of weights that stays one blob.
     Weights(Weights),
+    /// A range of the file of weights that the source's files are merged to, from this byte of it on.
+    Merged(u64, Weights),
     /// Bytes between tensors, kept in the recipe or, if they are many, as a blob.
     Between,
 }
@@ -61,6 +63,38 @@ pub(super) fn read_small(file: &FoundFile, most: u64) -> Result<Vec<u8>> {
         return Err(Error::format(&file.place, Fault::new(0, what)));
     }
     Ok(FileBytes::open(file)?.get(0, file.len as usize).at(&file.place)?.into_owned())
+}
+
+/// What is cut into a blob: a file, or what files are merged to.
+#[derive(Debug)]
+pub(super) enum Input<'a> {
+    /// A file.
+    File(FileBytes),
+    /// Stretches of several files, and the bytes between them.
+    Merged(Vec<FileBytes>, &'a [gguf::Run]),
+}
+
+impl Input<'_> {
+    /// Fills `buf` from `offset` on.
+    pub fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> std::io::Result<()> {
+        let (files, runs) = match self {
+            Input::File(file) => return file.read(offset, buf),
+            Input::Merged(files, runs) => (files, runs),
+        };
+        for run in *runs {
+            let Some(rest) = run.len().checked_sub(offset) else {
+                offset -= run.len();
+                continue;
+            };
+            let (now, later) = buf.split_at_mut(usize::try_from(rest).unwrap_or(usize::MAX).min(buf.len()));
+            match run {
+                gguf::Run::Bytes(bytes) => now.copy_from_slice(&bytes[offset as usize..][..now.len()]),
+                gguf::Run::Part { part, offset: from, .. } => files[*part].read(from + offset, now)?,
+            }
+            (offset, buf) = (0, later);
+        }
+        if buf.is_empty() { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
+    }
 }
 
 /// An open file of the source, with the length it had when it was scanned.

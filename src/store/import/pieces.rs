@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::piece::{Content, FileBytes, Piece};
+use super::piece::{Content, FileBytes, Input, Piece};
 use super::plan::SourcePlan;
 use super::scan::FoundFile;
 use super::{Counts, Progress};
@@ -14,6 +14,7 @@ use crate::digest::{Digest, Hasher, PairHasher};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::format::Form;
+use crate::format::gguf::Run;
 use crate::store::stage::Stage;
 
 /// Bytes between tensors up to which the recipe holds them itself.
@@ -44,11 +45,20 @@ pub(super) struct Stored {
 
 /// A piece to be done, and where its result goes.
 struct Job<'a> {
-    index: (usize, usize, usize),
-    found: &'a FoundFile,
+    source: usize,
+    /// File and piece; `None` for what all files are merged to.
+    index: Option<(usize, usize)>,
+    from: From<'a>,
     piece: &'a Piece,
     /// Whether to hash before writing anything.
     hash_first: bool,
+}
+
+/// What a piece is cut from.
+#[derive(Clone, Copy)]
+enum From<'a> {
+    File(&'a FoundFile),
+    Merged(&'a [FoundFile], &'a [Run]),
 }
 
 /// Hashes every piece and writes those that the store does not have.
@@ -60,13 +70,20 @@ pub(super) fn store_all(
 ) -> Result<Stored> {
     let mut jobs = Vec::new();
     for (source, plan) in plans.iter().enumerate() {
+        let mut add = |index, from, piece, path: &str| {
+            let likely = likeness(piece, path).is_some_and(|likeness| !expected.insert(likeness));
+            let hash_first = likely || stage.is_choosy();
+            jobs.push(Job { source, index, from, piece, hash_first });
+        };
         for (file, (found, pieces)) in plan.scan.files.iter().zip(&plan.pieces).enumerate() {
             for (at, piece) in pieces.iter().enumerate() {
-                let likely = likeness(piece, &found.path).is_some_and(|likeness| !expected.insert(likeness));
-                let hash_first = likely || stage.is_choosy();
-                let index = (source, file, at);
-                jobs.push(Job { index, found, piece, hash_first });
+                if !matches!(piece.content, Content::Merged(..)) {
+                    add(Some((file, at)), From::File(found), piece, &found.path);
+                }
             }
+        }
+        if let Some(merged) = &plan.merged {
+            add(None, From::Merged(&plan.scan.files, &merged.runs), &merged.piece, &plan.name);
         }
     }
     // What is likely a repetition comes when the original is done; large pieces first, so that none is left at the end.
@@ -96,21 +113,33 @@ pub(super) fn store_all(
             match job.piece.content {
                 Content::Tensor { .. } => counts.tensors += 1,
                 Content::File | Content::Weights(_) => counts.files += 1,
-                Content::Between => {}
+                Content::Between | Content::Merged(..) => {}
             }
             counts.bytes += job.piece.len;
         }
-        let (source, file, at) = job.index;
-        stored.places[source][file][at] = place;
+        match job.index {
+            Some((file, at)) => stored.places[job.source][file][at] = place,
+            None => spread(&place, &plans[job.source], &mut stored.places[job.source]),
+        }
     }
     Ok(stored)
+}
+
+/// Gives all that the files of a source have of what they are merged to its place in that.
+fn spread(merged: &Place, plan: &SourcePlan, places: &mut [Vec<Place>]) {
+    let Place::Blob { digest, len, offset, named } = *merged else { return };
+    for (piece, place) in plan.pieces.iter().flatten().zip(places.iter_mut().flatten()) {
+        if let Content::Merged(at, _) = &piece.content {
+            *place = Place::Blob { digest, len, offset: offset + at, named };
+        }
+    }
 }
 
 fn likeness(piece: &Piece, path: &str) -> Option<Likeness> {
     match &piece.content {
         Content::Tensor { dtype, shape, names } => Some((names.first()?.name.clone(), Some(*dtype), shape.clone())),
         Content::File | Content::Weights(_) => Some((path.into(), None, vec![piece.len])),
-        Content::Between => None,
+        Content::Between | Content::Merged(..) => None,
     }
 }
 
@@ -175,7 +204,7 @@ impl Job<'_> {
         let len = self.piece.len;
         let headers = match &self.piece.content {
             Content::Between => return self.between(stage, buf, progress),
-            Content::File | Content::Weights(_) => Headers::NONE,
+            Content::File | Content::Weights(_) | Content::Merged(..) => Headers::NONE,
             Content::Tensor { dtype, shape, names } => Headers {
                 header: Form::Seed.header("", *dtype, shape, len),
                 named: names.iter().find(|name| name.own).map(|own| Form::Today.header(&own.name, *dtype, shape, len)),
@@ -186,18 +215,25 @@ impl Job<'_> {
 
     /// Reads the piece chunk by chunk.
     fn for_each_chunk(&self, buf: &mut [u8], each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let file = FileBytes::open(self.found)?;
+        let input = match self.from {
+            From::File(found) => Input::File(FileBytes::open(found)?),
+            From::Merged(files, runs) => Input::Merged(files.iter().map(FileBytes::open).collect::<Result<_>>()?, runs),
+        };
         let range = self.piece.offset..self.piece.offset + self.piece.len;
-        let read = |at, part: &mut [u8]| file.read(at, part).map_err(|error| self.read_error(error));
+        let read = |at, part: &mut [u8]| input.read(at, part).map_err(|error| self.read_error(error));
         chunks::for_each_chunk(range, buf, read, each)
     }
 
     fn read_error(&self, error: std::io::Error) -> Error {
+        let place = match self.from {
+            From::File(found) => &found.place,
+            From::Merged(files, _) => &files[0].place,
+        };
         match error.kind() {
             std::io::ErrorKind::UnexpectedEof => {
-                Error::Invalid(format!("{}: became shorter while it was imported", self.found.place.display()))
+                Error::Invalid(format!("{}: became shorter while it was imported", place.display()))
             }
-            _ => Error::io(&self.found.place, error),
+            _ => Error::io(place, error),
         }
     }
 

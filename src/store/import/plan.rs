@@ -12,6 +12,7 @@ use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
 use super::shard::Shard;
 use crate::error::{AtPath, Error, Fault, Result};
+use crate::format::gguf::Run;
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
 
@@ -26,20 +27,33 @@ type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
 /// One source to import.
 #[derive(Debug)]
 pub(super) struct SourcePlan {
-    /// Where it is.
-    pub place: PathBuf,
+    /// Where it is; of what is split, where its parts are.
+    pub places: Vec<PathBuf>,
     /// Its name: the last component of the path.
     pub name: String,
     pub kind: SourceKind,
     pub scan: Scan,
     /// The pieces of each file of the scan, in its order; they follow each other from byte 0.
     pub pieces: Vec<Vec<Piece>>,
+    /// What the files are merged to, if that is what is stored of them.
+    pub merged: Option<Merged>,
 }
 
-/// Finds out what each path is and plans it; a directory of packages stands for all of them.
+/// A file of weights that is made of the files of a source.
+#[derive(Debug)]
+pub(super) struct Merged {
+    /// All of it.
+    pub piece: Piece,
+    /// What follows each other in it; its parts are the files of the scan.
+    pub runs: Vec<Run>,
+}
+
+/// Finds out what each path is and plans it; a directory of packages stands for all of them, a part of a split GGUF file for
+/// all parts.
 pub(super) fn plan_paths(paths: &[PathBuf], bounds: &Bounds, blob_threshold: u64) -> Result<Vec<SourcePlan>> {
-    let mut plans = Vec::new();
-    for path in paths {
+    let mut paths = gguf::with_other_parts(paths)?;
+    let mut plans = gguf::plan_split(&mut paths, bounds)?;
+    for path in &paths {
         let whole = scan(path, bounds)?;
         let packages = packages_in(path, &whole)?;
         if packages.is_empty() {
@@ -96,7 +110,7 @@ fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan>
     } else {
         return Err(no_source(path, &scan));
     };
-    Ok(SourcePlan { place: path.to_owned(), name, kind, scan, pieces })
+    Ok(SourcePlan { places: vec![path.to_owned()], name, kind, scan, pieces, merged: None })
 }
 
 /// The error of a path that is nothing to import: what lies in it may be.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::bounds::Bounds;
+use super::gguf::is_first_part;
 use super::piece::{Content, FileBytes};
 use super::pieces::{Place, store_all};
 use super::plan::{SourcePlan, plan_paths};
@@ -43,7 +44,7 @@ pub(in crate::store) fn salvage(
     let files = whole.files.iter().map(|file| file.place.clone());
     let is_package = |place: &PathBuf| {
         let name = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        PACKAGES.iter().any(|end| name.ends_with(end))
+        PACKAGES.iter().any(|end| name.ends_with(end)) || is_first_part(place)
     };
     let mut units: Vec<PathBuf> = dirs.chain(files).filter(is_package).filter(|place| place != path).collect();
     units.insert(0, path.to_owned());

@@ -58,13 +58,16 @@ impl Scan {
         self.files.binary_search_by(|file| file.path.as_str().cmp(path)).ok().map(|index| &self.files[index])
     }
 
-    /// Refuses what is not as it was when it was scanned: what was read of it may be of two states, or not all of it.
-    pub fn check_unchanged(&self, path: &Path, bounds: &Bounds) -> Result<()> {
-        let now = scan(path, bounds)?;
-        match self.facts().symmetric_difference(&now.facts()).next() {
+    /// Refuses what is not as it was when these paths were scanned: what was read of it may be of two states, or not all
+    /// of it.
+    pub fn check_unchanged(&self, places: &[PathBuf], bounds: &Bounds) -> Result<()> {
+        let now = places.iter().map(|place| scan(place, bounds)).collect::<Result<Vec<_>>>()?;
+        let now = now.iter().flat_map(Scan::facts).collect();
+        match self.facts().symmetric_difference(&now).next() {
             None => Ok(()),
             Some((changed, _)) => {
-                let place = if path.is_dir() { path.join(changed) } else { path.to_owned() };
+                let dir = places.iter().find(|place| place.is_dir());
+                let place = dir.map_or_else(|| places[0].with_file_name(changed), |dir| dir.join(changed));
                 let what = format!("{}: changed while it was imported: import it when it is whole", place.display());
                 Err(Error::Invalid(what))
             }

@@ -12,7 +12,7 @@ use crate::model::SourceKind;
 /// Refuses what holds several models, or shards of which others are missing.
 pub(super) fn check(plans: &[SourcePlan]) -> Result<()> {
     for plan in plans.iter().filter(|plan| plan.kind == SourceKind::Safetensors) {
-        let place = plan.place.display();
+        let place = plan.places[0].display();
         if let Some(first) = repositories(&plan.scan).first() {
             return Err(Error::Invalid(format!(
                 "{place} has a hub cache in it and is no model: import a repository of it, such as {place}/{first}"
@@ -69,14 +69,14 @@ fn check_shards(plan: &SourcePlan) -> Result<()> {
     }
     for ((_, total), shards) in sets {
         let Some(missing) = missing(&shards) else { continue };
-        let place = plan.place.display();
-        if !plan.place.is_dir() {
+        let place = plan.places[0].display();
+        if !plan.places[0].is_dir() {
             let total = total.trim_start_matches('0');
             return Err(Error::Invalid(format!(
                 "{place}: is one of {total} shards of a model: import the directory that has them all"
             )));
         }
-        return Err(has_no(&plan.place, &missing));
+        return Err(has_no(&plan.places[0], &missing));
     }
     Ok(())
 }

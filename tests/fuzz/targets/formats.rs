@@ -150,6 +150,27 @@ pub fn gguf(input: &[u8]) {
     assert!(header.architecture.len() <= input.len() && header.tensors <= input.len() as u64);
     // What lies after the data is nobody's.
     assert_eq!(gguf_file::parse(&[input, b"more"].concat()[..]), Ok(header));
+    let second = second_part();
+    let parts = [input, &second];
+    let Ok(merged) = gguf_file::merge(&parts).map_err(|(_, fault)| shown::<()>(Err(fault))) else { return };
+    let runs = merged.runs.iter().map(|run| match run {
+        gguf_file::Run::Bytes(bytes) => &bytes[..],
+        gguf_file::Run::Part { part, offset, len } => &parts[*part][*offset as usize..][..*len as usize],
+    });
+    let whole = runs.collect::<Vec<_>>().concat();
+    assert_eq!((gguf_file::parse(&whole[..]), whole.len() as u64), (Ok(merged.header), merged.len));
+}
+
+/// The second of two parts of a GGUF file.
+fn second_part() -> Vec<u8> {
+    let mut part = b"GGUF\x03\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0".to_vec();
+    for (name, number) in [(&b"split.no"[..], 1), (b"split.count", 2)] {
+        part.extend([&(name.len() as u64).to_le_bytes(), name, &2_u32.to_le_bytes(), &[number, 0]].concat());
+    }
+    // A name, one dimension of 64 elements, 4 byte floats, the begin of the data.
+    part.extend(b"\x04\0\0\0\0\0\0\0last\x01\0\0\0\x40\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+    part.resize(part.len().next_multiple_of(32) + 256, 5);
+    part
 }
 
 /// An ollama manifest.

@@ -1,0 +1,264 @@
+//! The parts of a split file merged to one: what `llama-gguf-split --merge` writes of what `--split` has written.
+//!
+//! The first part has the keys, each part its tensors. In the merged file `split.count` is the last key and 0; the tensors
+//! follow in the order of the parts, and the data of each part begins where that of the one before it ends, aligned.
+
+use std::collections::HashSet;
+
+use super::{Bytes, Header, MAGIC, SPLIT_COUNT, START, U16, Walked, walk};
+use crate::error::Fault;
+use crate::format::{MAX_TENSORS, too_many_tensors};
+
+/// Most bytes of the descriptions of all tensors: they are in memory.
+const MAX_DESCRIPTIONS: u64 = 64 << 20;
+/// Largest alignment of the data, which can be followed by so much padding.
+const MAX_ALIGNMENT: u64 = 1 << 20;
+/// The version that is written.
+const VERSION: u32 = 3;
+
+/// A merged file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Merged {
+    /// What is said of it as a whole.
+    pub header: Header,
+    /// Its length in bytes.
+    pub len: u64,
+    /// What follows each other in it.
+    pub runs: Vec<Run>,
+}
+
+/// A stretch of a merged file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Run {
+    /// Bytes that no part has.
+    Bytes(Vec<u8>),
+    /// A range of a part, which never ends before the range of it that came last.
+    Part {
+        /// The index of the part.
+        part: usize,
+        /// Where the range begins.
+        offset: u64,
+        /// Its bytes.
+        len: u64,
+    },
+}
+
+/// Merges the parts of a file, which are in order. A fault is that of the part with this index.
+pub fn merge<B: Bytes + ?Sized>(parts: &[&B]) -> Result<Merged, (usize, Fault)> {
+    let mut merging = Merging::default();
+    let mut walked = Vec::with_capacity(parts.len());
+    for (index, part) in parts.iter().enumerate() {
+        walked.push(merging.add(index, parts.len(), *part).map_err(|fault| (index, fault))?);
+    }
+    let first = walked.into_iter().next().ok_or_else(|| (0, Fault::new(0, "there is no part")))?;
+    merging.finish(first).map_err(|fault| (0, fault))
+}
+
+/// What the parts so far come to.
+#[derive(Default)]
+struct Merging {
+    alignment: u64,
+    tensors: usize,
+    elements: u64,
+    names: HashSet<Vec<u8>>,
+    descriptions: Vec<u8>,
+    data: Vec<Run>,
+    data_len: u64,
+}
+
+impl Merging {
+    fn add(&mut self, index: usize, total: usize, part: &(impl Bytes + ?Sized)) -> Result<Walked, Fault> {
+        let (mut tensors, mut begin) = (Vec::new(), None);
+        let most = MAX_DESCRIPTIONS - self.descriptions.len() as u64;
+        let walked = walk(part, |tensor| {
+            if let Some(kind) = tensor.unknown {
+                let what = format!("the tensor here is of type {kind}, whose size is not known: it cannot be merged");
+                return Err(Fault::new(tensor.at, what));
+            }
+            if self.tensors + tensors.len() == MAX_TENSORS {
+                return Err(too_many_tensors(tensor.at));
+            }
+            if tensor.offset_at + 8 - *begin.get_or_insert(tensor.at) > most {
+                let what = format!("what is said of the tensors takes more than {} MiB", MAX_DESCRIPTIONS >> 20);
+                return Err(Fault::new(tensor.at, what));
+            }
+            tensors.push((tensor.at, tensor.name, tensor.offset_at, tensor.offset));
+            Ok(())
+        })?;
+        let (number, count) = (walked.number.map_or(0, |number| number.saturating_add(1)), walked.header.parts);
+        if (number, count) != (index as u64 + 1, total as u64) {
+            let what =
+                format!("says that it is part {number} of {count}, not {} of {total} as its name does", index + 1);
+            return Err(Fault::new(walked.count.start, what));
+        }
+        if index == 0 {
+            self.alignment = walked.alignment;
+            if self.alignment > MAX_ALIGNMENT {
+                let what = format!("an alignment of {} is more than {MAX_ALIGNMENT}", self.alignment);
+                return Err(Fault::new(0, what));
+            }
+        }
+        self.describe(part, &walked, &tensors)?;
+        self.elements = self.elements.saturating_add(walked.header.elements);
+        if walked.data_len > 0 {
+            let too_long = || Fault::new(walked.data, "the merged file is larger than a file can be");
+            let whole = walked.data_len.checked_next_multiple_of(self.alignment).ok_or_else(too_long)?;
+            let len = whole.min(part.len() - walked.data);
+            self.data.push(Run::Part { part: index, offset: walked.data, len });
+            // Less than the alignment: all that tensors need is there.
+            self.data.push(Run::Bytes(vec![0; (whole - len) as usize]));
+            self.data_len = self.data_len.checked_add(whole).ok_or_else(too_long)?;
+        }
+        Ok(walked)
+    }
+
+    /// Takes over the descriptions of a part's tensors, with the places that their data will have.
+    fn describe(
+        &mut self,
+        part: &(impl Bytes + ?Sized),
+        walked: &Walked,
+        tensors: &[(u64, u64, u64, u64)],
+    ) -> Result<(), Fault> {
+        let begin = walked.tensors.start;
+        let mut bytes = part.get(begin, (walked.tensors.end - begin) as usize)?.into_owned();
+        for &(at, name, offset_at, offset) in tensors {
+            let from = (at - begin) as usize + 8;
+            let name = &bytes[from..from + name as usize];
+            if !self.names.insert(name.to_vec()) {
+                let what = format!("the tensor \"{}\" is there already", name.escape_ascii());
+                return Err(Fault::new(at, what));
+            }
+            let moved = offset.checked_add(self.data_len).filter(|moved| moved.is_multiple_of(self.alignment));
+            let moved = moved.ok_or_else(|| {
+                Fault::new(at, format!("a tensor begins at {offset}, no multiple of {} here", self.alignment))
+            })?;
+            let field = (offset_at - begin) as usize;
+            bytes[field..field + 8].copy_from_slice(&moved.to_le_bytes());
+        }
+        self.descriptions.append(&mut bytes);
+        self.tensors += tensors.len();
+        Ok(())
+    }
+
+    /// The file, whose keys are those of the first part.
+    fn finish(self, first: Walked) -> Result<Merged, Fault> {
+        let tensors = self.tensors as u64;
+        let head = [&MAGIC[..], &VERSION.to_le_bytes(), &tensors.to_le_bytes(), &first.keys.to_le_bytes()].concat();
+        let name = (SPLIT_COUNT.len() as u64).to_le_bytes();
+        let count = [&name, SPLIT_COUNT.as_bytes(), &U16.to_le_bytes(), &0u16.to_le_bytes()].concat();
+        let keys = |offset: u64, end: u64| Run::Part { part: 0, offset, len: end - offset };
+        let mut runs = vec![
+            Run::Bytes(head),
+            keys(START, first.count.start),
+            keys(first.count.end, first.tensors.start),
+            Run::Bytes([count, self.descriptions].concat()),
+        ];
+        let before: u64 = runs.iter().map(Run::len).sum();
+        runs.push(Run::Bytes(vec![0; (before.next_multiple_of(self.alignment) - before) as usize]));
+        runs.extend(self.data);
+        runs.retain(|run| !run.is_empty());
+        let len = before.next_multiple_of(self.alignment).checked_add(self.data_len);
+        let len = len.ok_or_else(|| Fault::new(0, "the merged file is larger than a file can be"))?;
+        let header = Header { parts: 0, tensors, elements: self.elements, ..first.header };
+        Ok(Merged { header, len, runs })
+    }
+}
+
+impl Run {
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Run::Bytes(bytes) => bytes.len() as u64,
+            Run::Part { len, .. } => *len,
+        }
+    }
+
+    /// Whether it has no bytes; none of a merged file is so.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{file, key, string, tensor};
+    use super::super::{STRING, parse};
+    use super::*;
+
+    /// A part with these tensors of 8 bit blocks, by rows of 32 elements, each filled with a number of its own.
+    fn part(number: u16, count: u16, more: &[Vec<u8>], tensors: &[(&str, u64)]) -> Vec<u8> {
+        let mut keys = more.to_vec();
+        keys.push(key("split.no", U16, &number.to_le_bytes()));
+        keys.push(key("split.count", U16, &count.to_le_bytes()));
+        keys.push(key("split.tensors.count", 5, &3_i32.to_le_bytes()));
+        let (mut described, mut data) = (Vec::new(), Vec::new());
+        for (name, rows) in tensors {
+            described.push(tensor(name, &[32, *rows], 8, data.len() as u64));
+            data.resize(data.len() + 34 * *rows as usize, name.as_bytes()[0]);
+            data.resize(data.len().next_multiple_of(32), 0);
+        }
+        [file(3, &keys, &described, 0), data].concat()
+    }
+
+    fn whole(parts: &[Vec<u8>], merged: &Merged) -> Vec<u8> {
+        let bytes = merged.runs.iter().map(|run| match run {
+            Run::Bytes(bytes) => bytes.clone(),
+            Run::Part { part, offset, len } => parts[*part][*offset as usize..][..*len as usize].to_vec(),
+        });
+        bytes.collect::<Vec<_>>().concat()
+    }
+
+    fn merged(parts: &[Vec<u8>]) -> Result<Merged, (usize, Fault)> {
+        merge(&parts.iter().map(|part| &part[..]).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn parts_become_the_file_that_was_split() {
+        let general = [key("general.architecture", STRING, &string("llama"))];
+        let mut parts =
+            [part(0, 3, &general, &[]), part(1, 3, &[], &[("a", 3), ("b", 1)]), part(2, 3, &[], &[("c", 5)])];
+        let found = merged(&parts).unwrap();
+        let keys = [
+            general[0].clone(),
+            key("split.no", U16, &[0; 2]),
+            key("split.tensors.count", 5, &3_i32.to_le_bytes()),
+            key("split.count", U16, &[0; 2]),
+        ];
+        let tensors = [tensor("a", &[32, 3], 8, 0), tensor("b", &[32, 1], 8, 128), tensor("c", &[32, 5], 8, 192)];
+        let mut expected = file(3, &keys, &tensors, 0);
+        for (byte, len) in [(b'a', 102), (b'b', 34), (b'c', 170)] {
+            expected.resize(expected.len() + len, byte);
+            expected.resize(expected.len().next_multiple_of(32), 0);
+        }
+        assert_eq!(whole(&parts, &found), expected);
+        assert_eq!((parse(&expected[..]), expected.len() as u64), (Ok(found.header.clone()), found.len));
+        // Not every writer fills the last tensor up.
+        let cut = parts[1].len() - 30;
+        parts[1].truncate(cut);
+        assert_eq!(whole(&parts, &merged(&parts).unwrap()), expected);
+    }
+
+    #[test]
+    fn parts_that_do_not_belong_together_are_refused() {
+        let first = || part(0, 2, &[], &[("a", 1)]);
+        let mut strange = part(1, 2, &[], &[("b", 1)]);
+        let at = strange.windows(4).rposition(|four| four == 8_u32.to_le_bytes()).unwrap();
+        strange[at] = 99;
+        let wide = key("general.alignment", 4, &(1u32 << 21).to_le_bytes());
+        let wider = key("general.alignment", 4, &64_u32.to_le_bytes());
+        for (parts, index, what) in [
+            (vec![], 0, "no part"),
+            (vec![first()], 0, "part 1 of 2, not 1 of 1"),
+            (vec![first(), first()], 1, "part 1 of 2, not 2 of 2"),
+            (vec![first(), file(3, &[], &[], 0)], 1, "part 0 of 0, not 2 of 2"),
+            (vec![first(), part(1, 2, &[], &[("a", 1)])], 1, "\"a\" is there already"),
+            (vec![first(), strange], 1, "of type 99"),
+            (vec![first(), b"GGU".to_vec()], 1, "not with \"GGUF\""),
+            (vec![part(0, 2, &[wide], &[]), first()], 0, "an alignment of 2097152"),
+            (vec![part(0, 2, &[wider], &[]), part(1, 2, &[], &[("b", 2), ("c", 1)])], 1, "96, no multiple of 64 here"),
+        ] {
+            let (at, fault) = merged(&parts).unwrap_err();
+            assert!(at == index && fault.what.contains(what), "{at}: {fault} for {what}");
+        }
+    }
+}
