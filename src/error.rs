@@ -139,6 +139,13 @@ impl<T> AtPath<T> for std::result::Result<T, Fault> {
     }
 }
 
+/// A path as a shell takes it, for a command that an error suggests.
+pub fn quoted(path: &Path) -> String {
+    let path = path.to_string_lossy();
+    // Only a NUL cannot be quoted, and no path has one.
+    shlex::try_quote(&path).map_or_else(|_| path.to_string(), Into::into)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,5 +156,10 @@ mod tests {
         assert!(fault.what.starts_with("tensor \"\\u{1b}[2J\\n\u{e9}"), "{fault}");
         assert!(fault.what.ends_with("\u{e9}\" is too long") && fault.what.chars().count() < 520, "{fault}");
         assert_eq!(Fault::new(0, "short \u{e9}").what, "short \u{e9}");
+    }
+
+    #[test]
+    fn suggested_commands_can_be_pasted() {
+        assert_eq!([quoted("/mnt/w".as_ref()), quoted("/mnt/my models".as_ref())], ["/mnt/w", "'/mnt/my models'"]);
     }
 }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value, json};
 
 use super::output::{count, print, print_json, size, table};
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Error, Result, quoted};
 use crate::front::mounts::{self, Mounted};
 use crate::model::to_unix;
 
@@ -71,9 +71,10 @@ fn state(mount: &Mounted) -> Value {
 }
 
 fn report(mountpoint: &Path) -> Result<Map<String, Value>, String> {
-    let shown = mountpoint.display();
     let text = fs::read(mountpoint.join(".wmount/status.json")).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOTCONN) => format!("the process that served it is gone; clean up: wmount umount {shown}"),
+        Some(libc::ENOTCONN) => {
+            format!("the process that served it is gone; clean up: wmount umount {}", quoted(mountpoint))
+        }
         _ if error.kind() == io::ErrorKind::PermissionDenied => {
             "mounted by another user; ask as that user, or mount with --allow-other".to_owned()
         }

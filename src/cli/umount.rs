@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Error, Result, quoted};
 use crate::front::{mounts, sys, unmount};
 
 /// How long the serving process is waited for.
@@ -95,7 +95,7 @@ fn busy(path: &Path, users: &BTreeMap<u32, String>) -> String {
     } else {
         named.join(", ")
     };
-    format!("{shown} is in use by {who}; end it, or run: wmount umount --lazy {shown}")
+    format!("{shown} is in use by {who}; end it, or run: wmount umount --lazy {}", quoted(path))
 }
 
 /// The processes that have a file below `path` open or mapped, or stand in it, as far as we may see.

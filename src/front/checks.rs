@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{mounts, sys, unmount};
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Error, Result, quoted};
 
 /// What a FUSE server talks to the kernel through.
 pub const DEVICE: &str = "/dev/fuse";
@@ -58,7 +58,7 @@ fn existing(mountpoint: &Path) -> Result<PathBuf> {
     match mounts::canonical(mountpoint) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let shown = mountpoint.display();
-            refuse(format!("{shown} does not exist; make the directory first: mkdir -p {shown}"))
+            refuse(format!("{shown} does not exist; make the directory first: mkdir -p {}", quoted(mountpoint)))
         }
         outcome => outcome.at(mountpoint),
     }
@@ -73,7 +73,8 @@ fn clear(path: &Path) -> Result<()> {
             return refuse(format!("{shown} already is a mountpoint ({} of {source}); take another", mount.kind));
         }
         if !mount.is_dead() {
-            return refuse(format!("{shown} already shows {source}; end that mount first: wmount umount {shown}"));
+            let quoted = quoted(path);
+            return refuse(format!("{shown} already shows {source}; end that mount first: wmount umount {quoted}"));
         }
         tracing::warn!("detaching a wmount of {source} from {shown}: its process is gone");
         unmount::unmount(path, true).at(path)?;

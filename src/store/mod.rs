@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::digest::Digest;
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Error, Result, quoted};
 use crate::extent::Blobs;
 use crate::model::{ModelName, to_unix};
 
@@ -123,15 +123,15 @@ impl Store {
     /// Opens a store that exists.
     pub fn open(root: impl AsRef<Path>) -> Result<Store> {
         let root = root.as_ref();
-        let shown = root.display();
+        let (shown, quoted) = (root.display(), quoted(root));
         if found(root)?.is_none() {
-            let what = format!("there is no store at {shown}; `wmount import --store {shown} PATH` makes one");
+            let what = format!("there is no store at {shown}; `wmount import --store {quoted} PATH` makes one");
             return Err(Error::Invalid(what));
         }
         let is_dir = |path: &Path| Ok(found(path)?.is_some_and(|found| found.is_dir()));
         if !is_dir(root)? || !is_dir(&root.join("blobs"))? || !is_dir(&root.join("manifests"))? {
             return Err(Error::Invalid(format!(
-                "{shown} is no store: it has no blobs/ and manifests/; if it is a model, put it into one: wmount import {shown}"
+                "{shown} is no store: it has no blobs/ and manifests/; if it is a model, put it into one: wmount import {quoted}"
             )));
         }
         let root = root.canonicalize().at(root)?;
