@@ -118,6 +118,15 @@ def test_parts_that_are_not_all_there_are_refused(store, parts, tmp_path):
     assert not store.path.exists() or not store.blobs()
 
 
+def test_a_part_that_nobody_named_may_not_lead_elsewhere(store, parts, tmp_path):
+    paths, _ = parts
+    outside = paths[2].rename(tmp_path / "private.gguf")
+    paths[2].symlink_to(outside)
+    assert "leads out of what is imported" in refused(store, paths[0])
+    store.add(*paths, name="named")
+    store.json("import", paths[0], "--follow-links")
+
+
 def refused(store, path):
     """The error of an import."""
     done = store.run("import", path, check=False)

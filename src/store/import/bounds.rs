@@ -31,6 +31,13 @@ impl Bounds {
         Bounds { roots: Some([named, beside].concat()) }
     }
 
+    /// And to these files, but not to where they lead themselves: nobody has named them.
+    pub fn and_files(mut self, files: &[PathBuf]) -> Bounds {
+        let places = files.iter().filter_map(|file| Some(directory(file).canonicalize().ok()?.join(file.file_name()?)));
+        self.roots.iter_mut().for_each(|roots| roots.extend(places.clone()));
+        self
+    }
+
     /// Refuses what lies elsewhere: `real` is where the path `shown` leads.
     pub fn check(&self, shown: &Path, real: &Path) -> Result<()> {
         match &self.roots {
@@ -42,6 +49,11 @@ impl Bounds {
             _ => Ok(()),
         }
     }
+}
+
+/// The directory that a file is in.
+pub(super) fn directory(file: &Path) -> &Path {
+    file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Where the links of a hub cache's snapshot lead: models--<owner>--<name>/blobs, itself no link.

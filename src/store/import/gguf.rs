@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::bounds::Bounds;
+use super::bounds::{Bounds, directory};
 use super::piece::{Content, FileBytes, Piece, Weights};
 use super::plan::{Merged, SourcePlan};
 use super::scan::{FoundFile, Scan, scan};
@@ -47,8 +47,8 @@ fn weights(header: gguf::Header) -> (SourceKind, Weights) {
 /// A path's directory and its name, if that is the name of a part.
 fn part(path: &Path) -> Option<(&Path, Shard<'_>)> {
     let shard = Shard::of(path.file_name()?.to_str()?, ENDING)?;
-    let is_part = shard.total.parse().is_ok_and(|total: u64| total > 1);
-    Some((path.parent()?, shard)).filter(|_| is_part)
+    let is_part = shard.is_padded() && shard.total.parse().is_ok_and(|total: u64| total > 1);
+    is_part.then_some((path.parent()?, shard))
 }
 
 /// What a split GGUF file is called, without its ending, by the names of its parts; `None` if a path is none of them.
@@ -72,19 +72,18 @@ pub(super) fn with_other_parts(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
             all.push(path.clone());
             continue;
         };
-        let beside = shown(dir).read_dir().at(shown(dir))?;
-        let names = beside.map(|entry| Ok(dir.join(entry.at(shown(dir))?.file_name()))).collect::<Result<Vec<_>>>()?;
+        if parts.contains(path) {
+            continue;
+        }
+        let place = directory(path);
+        let names = place.read_dir().at(place)?.map(|entry| Ok(dir.join(entry.at(place)?.file_name())));
+        let names = names.collect::<Result<Vec<_>>>()?;
         let is_other = |other: &PathBuf| part(other).is_some_and(|(_, other)| other.set() == shard.set());
         let mut set: Vec<PathBuf> = names.into_iter().filter(is_other).collect();
         set.sort();
         all.extend(set.into_iter().filter(|path| parts.insert(path.clone())));
     }
     Ok(all)
-}
-
-/// A directory by a path that says something.
-fn shown(dir: &Path) -> &Path {
-    if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
 }
 
 /// Plans the split files of which all parts are among the paths, and leaves the other paths.
@@ -103,12 +102,11 @@ pub(super) fn plan_split(paths: &mut Vec<PathBuf>, bounds: &Bounds) -> Result<Ve
 }
 
 fn plan_set(mut places: Vec<PathBuf>, bounds: &Bounds) -> Result<SourcePlan> {
-    places.sort_by_key(|path| part(path).and_then(|(_, shard)| shard.number()));
+    places.sort();
     let name = name_of_split(&places).unwrap_or_default();
-    let parts: Vec<(&Path, Shard<'_>)> = places.iter().filter_map(|path| part(path)).collect();
-    let (dirs, shards): (Vec<&Path>, Vec<Shard<'_>>) = parts.into_iter().unzip();
+    let shards: Vec<Shard<'_>> = places.iter().filter_map(|path| Some(part(path)?.1)).collect();
     if let Some(missing) = missing(&shards) {
-        return Err(has_no(shown(dirs[0]), &missing));
+        return Err(has_no(directory(&places[0]), &missing));
     }
     let mut all = Scan::default();
     for path in &places {

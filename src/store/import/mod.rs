@@ -100,9 +100,9 @@ pub struct ImportReport {
 /// Anything that is not as its format says, before a byte is written; what changes meanwhile, or could not be read back; a
 /// name taken by other content; a full disk. The store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
-    let paths = &gguf::with_other_parts(paths)?;
-    let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths) };
-    let paths = &paths.iter().map(|path| hub::snapshot(path)).collect::<Result<Vec<_>>>()?;
+    let all = gguf::with_other_parts(paths)?;
+    let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths).and_files(&all) };
+    let paths = &all.iter().map(|path| hub::snapshot(path)).collect::<Result<Vec<_>>>()?;
     check_apart(root, paths)?;
     let plans = plan::plan_paths(paths, &bounds, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
     whole::check(&plans)?;

@@ -38,6 +38,11 @@ impl<'a> Shard<'a> {
         self.number.parse().ok()
     }
 
+    /// Whether its number has as many digits as the total: the order of such names is that of the numbers.
+    pub fn is_padded(&self) -> bool {
+        self.number.len() == self.total.len()
+    }
+
     /// Its path without the numbers.
     pub fn plain(&self) -> String {
         format!("{}{}", self.ends.0, self.ends.1)
