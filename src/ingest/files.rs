@@ -315,6 +315,9 @@ impl Ingest {
             None if pending.state().sealed => return Err(refused(&old, io::ErrorKind::PermissionDenied)),
             None => {}
         }
+        if model_at(&new).is_some() && self.publish_renamed(&pending, &self.held(&pending)?.file, &old, &new)? {
+            return Ok(());
+        }
         let mut state = self.state_at(&new);
         if !is_name_of(&state, &old, &pending) {
             return Err(Error::NotFound(old));
@@ -333,12 +336,8 @@ impl Ingest {
         inner.dirty = true;
         drop(inner);
         state.names.remove(&old);
-        state.names.insert(new.clone(), Name::File(pending.ino));
-        drop(state);
-        match model_at(&new) {
-            Some(_) => self.publish(&pending, &self.held(&pending)?.file, true),
-            None => Ok(()),
-        }
+        state.names.insert(new, Name::File(pending.ino));
+        Ok(())
     }
 
     /// Removes a name: an unfinished file, a model by its manifest, a blob that no model needs.
@@ -371,6 +370,6 @@ impl Ingest {
     }
 }
 
-fn is_name_of(state: &State, path: &str, pending: &Pending) -> bool {
+pub(super) fn is_name_of(state: &State, path: &str, pending: &Pending) -> bool {
     matches!(state.names.get(path), Some(Name::File(ino)) if *ino == pending.ino)
 }

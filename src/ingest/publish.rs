@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::SystemTime;
 
+use super::files::is_name_of;
 use super::{BLOBS, Ingest, MANIFESTS, Name, Pending, State, model_at};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Fault, Result};
@@ -53,26 +54,34 @@ impl Ingest {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = pending.state().path.clone();
         let (true, Some(name)) = (pending.state().dirty, model_at(&path)) else { return Ok(()) };
-        let len = file.metadata().at(&path)?.len();
-        if len > MAX_MANIFEST {
-            return Err(Error::format(path, Fault::new(0, "is too long for a manifest")));
-        }
-        let mut bytes = vec![0; len as usize];
-        file.read_exact_at(&mut bytes, 0).at(&path)?;
-        let manifest = match Manifest::parse(&bytes) {
-            Ok(manifest) => manifest,
-            Err(fault) if last && !bytes.is_empty() => return Err(Error::format(path, fault)),
-            Err(_) => return Ok(()),
-        };
+        let Some((manifest, bytes)) = written(&path, file, last)? else { return Ok(()) };
         pending.state().dirty = false;
         let made = self.make_model(&name, &manifest, &bytes);
         pending.state().published = made.is_ok();
         let mut state = self.state();
-        if matches!(state.names.get(&path), Some(Name::File(ino)) if *ino == pending.ino) {
+        if is_name_of(&state, &path, pending) {
             // The tree has it, or nothing has.
             self.drop_name(&mut state, &path);
         }
         made
+    }
+
+    /// Makes a model of a manifest that gets its name by being renamed; `false` if it is empty. After an error it is where
+    /// it was.
+    pub(super) fn publish_renamed(&self, pending: &Pending, file: &File, old: &str, new: &str) -> Result<bool> {
+        let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = model_at(new).ok_or_else(|| Error::NotFound(new.into()))?;
+        let Some((manifest, bytes)) = written(new, file, true)? else { return Ok(false) };
+        self.make_model(&name, &manifest, &bytes)?;
+        let mut state = self.state();
+        let mut inner = pending.state();
+        (inner.path, inner.dirty, inner.published) = (new.into(), false, true);
+        drop(inner);
+        if is_name_of(&state, old, pending) {
+            self.drop_name(&mut state, old);
+        }
+        self.drop_name(&mut state, new);
+        Ok(true)
     }
 
     fn make_model(&self, name: &ModelName, manifest: &Manifest, bytes: &[u8]) -> Result<()> {
@@ -205,6 +214,22 @@ impl Ingest {
             tracing::debug!("{digest} stays until wmount gc: {error}");
             false
         })
+    }
+}
+
+/// The manifest that a file holds and its bytes; `None` if it is not whole yet, which is an error at the `last` moment unless
+/// nothing was written.
+fn written(path: &str, file: &File, last: bool) -> Result<Option<(Manifest, Vec<u8>)>> {
+    let len = file.metadata().at(path)?.len();
+    if len > MAX_MANIFEST {
+        return Err(Error::format(path, Fault::new(0, "is too long for a manifest")));
+    }
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, 0).at(path)?;
+    match Manifest::parse(&bytes) {
+        Ok(manifest) => Ok(Some((manifest, bytes))),
+        Err(fault) if last && !bytes.is_empty() => Err(Error::format(path, fault)),
+        Err(_) => Ok(None),
     }
 }
 

@@ -113,6 +113,24 @@ fn a_model_stays_what_it_was_until_the_new_manifest_is_whole() {
 }
 
 #[test]
+fn a_manifest_that_is_renamed_makes_a_model_or_stays_where_it_is() {
+    let world = world();
+    let (manifest, dir) = (world.manifest(b"one"), world.model_dir("made"));
+    let text = String::from_utf8(manifest.clone()).expect("text");
+    let to = (dir.as_str(), "latest");
+    for bad in [text.replace("\"size\":3", "\"size\":4"), "{".into()] {
+        world.write(BLOBS, "new-manifest", bad.as_bytes()).expect("written");
+        assert!(world.ingest.rename((BLOBS, "new-manifest"), to, true).is_err(), "{bad}");
+        assert!(world.names(BLOBS).contains(&"new-manifest".into()) && world.names(&dir).is_empty());
+        world.ingest.unlink(BLOBS, "new-manifest").expect("removed");
+    }
+    world.write(BLOBS, "new-manifest", &manifest).expect("written");
+    world.ingest.rename((BLOBS, "new-manifest"), to, true).expect("a model");
+    assert_eq!((world.names(&dir), world.vfs.tree().entries().len()), (vec!["latest".into()], 1));
+    assert!(!world.names(BLOBS).contains(&"new-manifest".into()) && world.ingest.state().names.is_empty());
+}
+
+#[test]
 fn content_decides_whether_it_is_a_blob() {
     let world = world();
     let wrong = Digest::of(b"other").file_name();
