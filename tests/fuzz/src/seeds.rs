@@ -213,6 +213,12 @@ fn gguf_files(seeds: &Seeds) {
     ];
     let clip = vec![key("general.architecture", 8, &string("clip")), key("general.alignment", 4, &64u32.to_le_bytes())];
     let split = vec![key("split.count", 2, &2u16.to_le_bytes()), key("split.no", 2, &[0, 0])];
+    let second = vec![key("split.no", 2, &[1, 0]), split[0].clone()];
+    let parts = [
+        file(3, &[&keys[..], &split].concat(), &[tensor("w", &[4], 1, 0)], 8),
+        file(3, &second, &[tensor("a", &[64, 3], 8, 0), tensor("b", &[5], 0, 224)], 256),
+    ];
+    seeds.put("import", "split", &[b"\xff", &join(&[&parts[0], &parts[1]])[..]].concat());
     let files = [
         file(3, &[], &[], 0),
         file(2, &keys, &[tensor("a", &[64, 3], 8, 0), tensor("b", &[5], 0, 224), tensor("n", &[7], 99, 256)], 256),

@@ -32,11 +32,17 @@ pub fn open(store: &Path) -> Result<Vfs> {
     Vfs::listing(Arc::new(Store::open(store)?), &variants)
 }
 
+/// The first byte of an input that is the two parts of a GGUF file; other bytes count modulo nine.
+const SPLIT: u8 = 255;
+
 /// What the first byte of an input makes of the rest: the files of a source, all below one name.
 fn source(kind: u8, rest: &[u8]) -> (&'static str, Vec<(&'static str, &[u8])>) {
     const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
     const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
     let [a, b] = parts(rest);
+    if kind == SPLIT {
+        return ("m", vec![("m-00001-of-00002.gguf", a), ("m-00002-of-00002.gguf", b)]);
+    }
     match kind % 9 {
         0 => ("model.safetensors", vec![("", rest)]),
         1 => ("m.mlmodel", vec![("", rest)]),
@@ -72,6 +78,7 @@ pub fn import(input: &[u8]) {
         fs::create_dir_all(place.parent().unwrap()).unwrap();
         fs::write(place, bytes).unwrap();
     }
+    let path = if *kind == SPLIT { path.join(files[0].0) } else { path };
     let imported = import_into(&root, &path, "model");
     let own = root.join(".wmount/tmp");
     assert!(!own.exists() || fs::read_dir(own).unwrap().next().is_none(), "unfinished files are left");
