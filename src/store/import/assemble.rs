@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::piece::{Content, Piece, TensorName};
 use super::pieces::{Place, Stored};
-use super::plan::SourcePlan;
+use super::source::SourcePlan;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::{ExtentBytes, ExtentMap};

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::bounds::{Bounds, directory};
 use super::piece::{Content, FileBytes, Piece, Weights};
-use super::plan::{Merged, SourcePlan};
 use super::scan::{FoundFile, Scan, scan};
 use super::shard::{Shard, has_no, missing};
+use super::source::{Merged, SourcePlan};
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{Bytes, gguf, ollama};
 use crate::model::SourceKind;

@@ -17,6 +17,7 @@ mod plan;
 mod salvage;
 mod scan;
 mod shard;
+mod source;
 mod told;
 mod whole;
 
@@ -30,7 +31,7 @@ use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName, Source};
 use bounds::Bounds;
-use plan::SourcePlan;
+use source::SourcePlan;
 
 pub use copy::{CopyOptions, CopyReport, copy, is_store};
 pub use gguf::name_of_split;

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::piece::{Content, FileBytes, Input, Piece};
-use super::plan::SourcePlan;
 use super::scan::FoundFile;
+use super::source::SourcePlan;
 use super::{Counts, Progress};
 use crate::chunks::{self, CHUNK};
 use crate::cores::cores;

@@ -11,8 +11,8 @@ use super::gguf;
 use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
 use super::shard::Shard;
+use super::source::SourcePlan;
 use crate::error::{AtPath, Error, Fault, Result};
-use crate::format::gguf::Run;
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
 
@@ -23,30 +23,6 @@ pub(super) const ENDING: &str = ".safetensors";
 
 /// The headers of safetensors files by path.
 type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
-
-/// One source to import.
-#[derive(Debug)]
-pub(super) struct SourcePlan {
-    /// Where it is; of what is split, where its parts are.
-    pub places: Vec<PathBuf>,
-    /// Its name: the last component of the path.
-    pub name: String,
-    pub kind: SourceKind,
-    pub scan: Scan,
-    /// The pieces of each file of the scan, in its order; they follow each other from byte 0.
-    pub pieces: Vec<Vec<Piece>>,
-    /// What the files are merged to, if that is what is stored of them.
-    pub merged: Option<Merged>,
-}
-
-/// A file of weights that is made of the files of a source.
-#[derive(Debug)]
-pub(super) struct Merged {
-    /// All of it.
-    pub piece: Piece,
-    /// What follows each other in it; its parts are the files of the scan.
-    pub runs: Vec<Run>,
-}
 
 /// Finds out what each path is and plans it; a directory of packages stands for all of them, a part of a split GGUF file for
 /// all parts.

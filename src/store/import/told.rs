@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::plan::SourcePlan;
+use super::source::SourcePlan;
 use crate::model::{Model, SourceKind};
 
 /// What could be imported by itself, by the ends of names.

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::hub;
-use super::plan::{ENDING, SourcePlan, indexed};
+use super::plan::{ENDING, indexed};
 use super::scan::Scan;
 use super::shard::{Shard, has_no, missing};
+use super::source::SourcePlan;
 use crate::error::{Error, Result};
 use crate::model::SourceKind;
 
