@@ -315,7 +315,9 @@ impl Ingest {
             None if pending.state().sealed => return Err(refused(&old, io::ErrorKind::PermissionDenied)),
             None => {}
         }
-        if model_at(&new).is_some() && self.publish_renamed(&pending, &self.held(&pending)?.file, &old, &new)? {
+        if let Some(name) = model_at(&new)
+            && self.publish_renamed(&pending, &self.held(&pending)?.file, &name, [&old, &new])?
+        {
             return Ok(());
         }
         let mut state = self.state_at(&new);

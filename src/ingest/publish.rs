@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use std::time::SystemTime;
 
 use super::files::is_name_of;
-use super::{BLOBS, Ingest, MANIFESTS, Name, Pending, State, model_at};
+use super::{BLOBS, Ingest, MANIFESTS, Name, Pending, model_at};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::ollama::{Layer, MAX_MANIFEST, Manifest};
@@ -68,14 +68,25 @@ impl Ingest {
 
     /// Makes a model of a manifest that gets its name by being renamed; `false` if it is empty. After an error it is where
     /// it was.
-    pub(super) fn publish_renamed(&self, pending: &Pending, file: &File, old: &str, new: &str) -> Result<bool> {
+    pub(super) fn publish_renamed(
+        &self,
+        pending: &Pending,
+        file: &File,
+        name: &ModelName,
+        [old, new]: [&str; 2],
+    ) -> Result<bool> {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = model_at(new).ok_or_else(|| Error::NotFound(new.into()))?;
-        let Some((manifest, bytes)) = written(new, file, true)? else { return Ok(false) };
-        self.make_model(&name, &manifest, &bytes)?;
+        // What is written from here on makes it dirty again.
+        pending.state().dirty = false;
+        let made = written(new, file, true)
+            .and_then(|written| written.map(|(manifest, bytes)| self.make_model(name, &manifest, &bytes)).transpose());
+        if !matches!(made, Ok(Some(()))) {
+            pending.state().dirty = true;
+            return made.map(|_| false);
+        }
         let mut state = self.state();
         let mut inner = pending.state();
-        (inner.path, inner.dirty, inner.published) = (new.into(), false, true);
+        (inner.path, inner.published) = (new.into(), true);
         drop(inner);
         if is_name_of(&state, old, pending) {
             self.drop_name(&mut state, old);
@@ -85,7 +96,7 @@ impl Ingest {
     }
 
     fn make_model(&self, name: &ModelName, manifest: &Manifest, bytes: &[u8]) -> Result<()> {
-        let old = self.manifest_of(name);
+        let held = self.hold(self.manifest_of(name));
         let mut made = HashSet::new();
         let done = match self.same_model(manifest, bytes) {
             // What `ollama/` shows of a model is less than the store has of it.
@@ -96,7 +107,7 @@ impl Ingest {
                 .and_then(|()| self.dir.publish(name, bytes)),
         };
         let done = done.and_then(|published| self.vfs.refresh().map(|_| published));
-        let orphans = self.orphans(old);
+        self.let_go(held);
         let mut state = self.state();
         for digest in &made {
             self.dir.remove(&self.dir.path(&digest.file_name()));
@@ -107,7 +118,6 @@ impl Ingest {
         for dir in dirs_above(name) {
             state.names.remove(&dir);
         }
-        self.leave(&mut state, orphans);
         Ok(())
     }
 
@@ -116,22 +126,32 @@ impl Ingest {
         store.manifest(&store.find_one(name).ok()?).ok()
     }
 
-    /// The blobs that ollama saw of a model which is no longer, and that the tree does not show any more.
-    fn orphans(&self, old: Option<Manifest>) -> Vec<(String, PathBuf)> {
+    /// Gives names of their own to the blobs that ollama sees of a model which is about to go: at no moment are they not
+    /// there, since ollama touches what it has just seen.
+    fn hold(&self, old: Option<Manifest>) -> Vec<(String, u64)> {
         let layers = old.iter().filter(|old| old.is_foreign()).flat_map(Manifest::blobs);
-        let orphan = |layer: &Layer| {
-            let path = format!("{BLOBS}/{}", layer.digest.file_name());
-            let is_gone = matches!(self.vfs.resolve(&path), Err(Error::NotFound(_)));
-            Some((path, self.dir.stored(&layer.digest).filter(|_| is_gone)?))
-        };
-        layers.filter(|layer| !layer.is_ours()).filter_map(orphan).collect()
+        let stored = layers.filter(|layer| !layer.is_ours()).filter_map(|layer| {
+            Some((format!("{BLOBS}/{}", layer.digest.file_name()), self.dir.stored(&layer.digest)?))
+        });
+        let stored: Vec<(String, PathBuf)> = stored.collect();
+        let mut state = self.state();
+        let mut held = Vec::new();
+        for (path, place) in stored {
+            if !state.names.contains_key(&path) {
+                let ino = self.add(&mut state, path.clone(), place, true).ino;
+                held.push((path, ino));
+            }
+        }
+        held
     }
 
-    /// Keeps showing them: ollama removes them itself.
-    fn leave(&self, state: &mut State, orphans: Vec<(String, PathBuf)>) {
-        for (path, place) in orphans {
-            if !state.names.contains_key(&path) {
-                self.add(state, path, place, true);
+    /// Takes these names back from what the tree shows; ollama removes the others itself.
+    fn let_go(&self, mut held: Vec<(String, u64)>) {
+        held.retain(|(path, _)| !matches!(self.vfs.resolve(path), Err(Error::NotFound(_))));
+        let mut state = self.state();
+        for (path, ino) in held {
+            if matches!(state.names.get(&path), Some(Name::File(named)) if *named == ino) {
+                self.drop_name(&mut state, &path);
             }
         }
     }
@@ -194,17 +214,14 @@ impl Ingest {
     /// Removes a model whose manifest was removed. The directories above it stay until they are removed, too.
     pub(super) fn remove_model(&self, name: &ModelName) -> Result<()> {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.state();
-        let (old, now) = (self.manifest_of(name), SystemTime::now());
-        state.names.extend(dirs_above(name).map(|dir| (dir, Name::Dir(now))));
-        drop(state);
+        let (held, now) = (self.hold(self.manifest_of(name)), SystemTime::now());
+        self.state().names.extend(dirs_above(name).map(|dir| (dir, Name::Dir(now))));
         let removed = self.dir.remove_model(name).and_then(|()| self.vfs.refresh());
-        let orphans = self.orphans(old);
+        self.let_go(held);
         let mut state = self.state();
         for dir in dirs_above(name).filter(|dir| self.vfs.resolve(dir).is_ok()) {
             state.names.remove(&dir);
         }
-        self.leave(&mut state, orphans);
         removed.map(drop)
     }
 

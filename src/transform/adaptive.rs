@@ -25,8 +25,8 @@ const GROUP: u64 = LINES as u64;
 /// Blocks for which the survey has one count.
 const STRIDE: u64 = 512;
 
-/// Blocks of a tensor at the most, which are 16 Gi elements: all of their scores are in memory at once.
-const MOST: u64 = 1 << 29;
+/// Blocks of a tensor at the most, which are 8 Gi elements: all of their scores are in memory at once.
+const MOST: u64 = 1 << 28;
 
 /// The lengths of the output's parts, in bytes.
 #[derive(Debug, Clone, Copy)]

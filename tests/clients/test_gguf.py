@@ -127,9 +127,35 @@ def test_a_part_that_nobody_named_may_not_lead_elsewhere(store, parts, tmp_path)
     store.json("import", paths[0], "--follow-links")
 
 
-def refused(store, path):
+def test_parts_in_a_hub_cache_are_links_to_its_blobs(store, parts, tmp_path):
+    paths, _ = parts
+    repository = tmp_path / "hub/models--me--tiny-GGUF"
+    snapshot = repository / "snapshots/1234/Q8"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, path in enumerate(paths):
+        path.rename(repository / f"blobs/{number}")
+        (snapshot / path.name).symlink_to(f"../../../blobs/{number}")
+    assert store.json("import", snapshot / paths[1].name)["model"] == "tiny-gguf:latest"
+
+
+def test_names_alone_make_no_parts(store, parts, tmp_path):
+    paths, whole = parts
+    # Whole files, whatever they are called, and what lies beside the parts under a name that none of them has.
+    for name in ("best-1-of-2.gguf", "best-2-of-2.gguf"):
+        (tmp_path / name).write_bytes(whole.read_bytes())
+        store.add(tmp_path / name, name=name[:8])
+    paths[0].with_name("tiny-00005-of-00004.gguf").write_bytes(b"GGUF")
+    store.json("import", paths[0])
+    for path in paths:
+        path.rename(path.with_name(path.name.removeprefix("tiny")))
+    error = refused(store, paths[0].with_name(paths[0].name.removeprefix("tiny")), "-n", "nameless")
+    assert "is no plain relative path before the numbers: rename all parts" in error
+
+
+def refused(store, path, *options):
     """The error of an import."""
-    done = store.run("import", path, check=False)
+    done = store.run("import", path, *options, check=False)
     assert done.returncode == 1
     return done.stderr.decode()
 

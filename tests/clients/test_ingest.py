@@ -451,9 +451,11 @@ def test_one_name_is_made_by_two_at_once(ingest, server, source, models, tmp_pat
     (other / "Modelfile").write_text("FROM .\nTEMPLATE other\n")
     create(server, "made", source)
     command = [program(), "create", "--experimental", "made", "-f", "Modelfile"]
-    quiet = {"env": server.env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    processes = [subprocess.Popen(command, cwd=cwd, **quiet) for cwd in (source, other, source, other)]
-    assert [process.wait(120) for process in processes] == [0] * 4
+    pipes = {"env": server.env, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen(command, cwd=cwd, **pipes) for cwd in (source, other, source, other)]
+    for process in processes:
+        _, words = process.communicate(timeout=120)
+        assert process.returncode == 0, words[-500:]
     assert server.ask("POST", "/api/show", {"model": "made"})["template"] in ("hello", "other")
     check(ingest, {"tiny-llama:latest", "made:latest"}, models)
 

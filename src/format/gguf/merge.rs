@@ -12,7 +12,7 @@ use crate::format::{MAX_TENSORS, too_many_tensors};
 /// Most bytes of the descriptions of all tensors: they are in memory.
 const MAX_DESCRIPTIONS: u64 = 64 << 20;
 /// Largest alignment of the data, which can be followed by so much padding.
-const MAX_ALIGNMENT: u64 = 1 << 20;
+const MAX_ALIGNMENT: u64 = 1 << 16;
 /// The version that is written.
 const VERSION: u32 = 3;
 
@@ -32,6 +32,8 @@ pub struct Merged {
 pub enum Run {
     /// Bytes that no part has.
     Bytes(Vec<u8>),
+    /// So many zeros.
+    Zeros(u64),
     /// A range of a part, which never ends before the range of it that came last.
     Part {
         /// The index of the part.
@@ -105,8 +107,7 @@ impl Merging {
             let whole = walked.data_len.checked_next_multiple_of(self.alignment).ok_or_else(too_long)?;
             let len = whole.min(part.len() - walked.data);
             self.data.push(Run::Part { part: index, offset: walked.data, len });
-            // Less than the alignment: all that tensors need is there.
-            self.data.push(Run::Bytes(vec![0; (whole - len) as usize]));
+            self.data.push(Run::Zeros(whole - len));
             self.data_len = self.data_len.checked_add(whole).ok_or_else(too_long)?;
         }
         Ok(walked)
@@ -154,7 +155,7 @@ impl Merging {
             Run::Bytes([count, self.descriptions].concat()),
         ];
         let before: u64 = runs.iter().map(Run::len).sum();
-        runs.push(Run::Bytes(vec![0; (before.next_multiple_of(self.alignment) - before) as usize]));
+        runs.push(Run::Zeros(before.next_multiple_of(self.alignment) - before));
         runs.extend(self.data);
         runs.retain(|run| !run.is_empty());
         let len = before.next_multiple_of(self.alignment).checked_add(self.data_len);
@@ -169,7 +170,7 @@ impl Run {
     pub fn len(&self) -> u64 {
         match self {
             Run::Bytes(bytes) => bytes.len() as u64,
-            Run::Part { len, .. } => *len,
+            Run::Zeros(len) | Run::Part { len, .. } => *len,
         }
     }
 
@@ -203,6 +204,7 @@ mod tests {
     fn whole(parts: &[Vec<u8>], merged: &Merged) -> Vec<u8> {
         let bytes = merged.runs.iter().map(|run| match run {
             Run::Bytes(bytes) => bytes.clone(),
+            Run::Zeros(len) => vec![0; *len as usize],
             Run::Part { part, offset, len } => parts[*part][*offset as usize..][..*len as usize].to_vec(),
         });
         bytes.collect::<Vec<_>>().concat()
@@ -244,7 +246,7 @@ mod tests {
         let mut strange = part(1, 2, &[], &[("b", 1)]);
         let at = strange.windows(4).rposition(|four| four == 8_u32.to_le_bytes()).unwrap();
         strange[at] = 99;
-        let wide = key("general.alignment", 4, &(1u32 << 21).to_le_bytes());
+        let wide = key("general.alignment", 4, &(1u32 << 17).to_le_bytes());
         let wider = key("general.alignment", 4, &64_u32.to_le_bytes());
         for (parts, index, what) in [
             (vec![], 0, "no part"),
@@ -254,7 +256,7 @@ mod tests {
             (vec![first(), part(1, 2, &[], &[("a", 1)])], 1, "\"a\" is there already"),
             (vec![first(), strange], 1, "of type 99"),
             (vec![first(), b"GGU".to_vec()], 1, "not with \"GGUF\""),
-            (vec![part(0, 2, &[wide], &[]), first()], 0, "an alignment of 2097152"),
+            (vec![part(0, 2, &[wide], &[]), first()], 0, "an alignment of 131072"),
             (vec![part(0, 2, &[wider], &[]), part(1, 2, &[], &[("b", 2), ("c", 1)])], 1, "96, no multiple of 64 here"),
         ] {
             let (at, fault) = merged(&parts).unwrap_err();

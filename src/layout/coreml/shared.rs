@@ -111,8 +111,9 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
                 if let Err(fault) = groups[index].join(package, program, files) {
                     tracing::warn!("{}: {fault}", package.source.name);
                     groups.retain(|group| !group.members.is_empty());
+                    continue;
                 }
-                let Some(group) = groups.get(index) else { continue };
+                let group = &groups[index];
                 // What a group took over with its first package is in no program's list.
                 let adopted = if group.members.len() == 1 { Some(group.places.keys().copied()) } else { None };
                 for key in keys.into_iter().chain(adopted.into_iter().flatten()) {

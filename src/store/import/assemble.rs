@@ -21,10 +21,10 @@ pub(super) fn manifest(
     stored: &Stored,
     existing: Option<(Manifest, Model)>,
 ) -> Result<Vec<u8>> {
-    let weights = plans.iter().flat_map(|plan| &plan.pieces).flatten().find_map(|piece| match &piece.content {
-        Content::Weights(weights) | Content::Merged(_, weights) if weights.media_type == ollama::MODEL => {
-            Some(&weights.header)
-        }
+    let merged = plans.iter().filter_map(|plan| Some(&plan.merged.as_ref()?.piece));
+    let pieces = plans.iter().flat_map(|plan| plan.pieces.iter().flatten());
+    let weights = pieces.chain(merged).find_map(|piece| match &piece.content {
+        Content::Weights(weights) if weights.media_type == ollama::MODEL => Some(&weights.header),
         _ => None,
     });
     let config = weights.map_or_else(|| ollama::safetensors_config(&[]), ollama::gguf_config);
@@ -37,8 +37,8 @@ pub(super) fn manifest(
         None => (Manifest::new(config, Vec::new()), None),
     };
     let mut layers = Layers::of(manifest.layers);
-    for (plan, places) in plans.into_iter().zip(&stored.places) {
-        let (source, new, lens) = source(plan, places);
+    for ((plan, places), merged) in plans.into_iter().zip(&stored.places).zip(&stored.merged) {
+        let (source, new, lens) = source(plan, places, merged.as_ref());
         let mut maps = Vec::new();
         let recipe = recipe::render(&source, &|digest| lens[digest], &mut |map| {
             let (digest, _) = stage.add_bytes(&map)?;
@@ -76,8 +76,15 @@ fn same_content(old: &Source, new: &Source) -> bool {
 }
 
 /// The recipe of a source, the layers of its tensors and small files, and the length of every blob it names.
-fn source(plan: SourcePlan, places: &[Vec<Place>]) -> (Source, Vec<Layer>, HashMap<Digest, u64>) {
+fn source(
+    plan: SourcePlan,
+    places: &[Vec<Place>],
+    merged: Option<&Place>,
+) -> (Source, Vec<Layer>, HashMap<Digest, u64>) {
     let (mut files, mut layers, mut lens) = (Vec::new(), Vec::new(), HashMap::new());
+    if let (Some(whole), Some(Place::Blob { digest, len, named, .. })) = (&plan.merged, merged) {
+        layers.extend(layers_of(&whole.piece, *digest, *len, *named, &plan.name));
+    }
     for ((found, pieces), places) in plan.scan.files.iter().zip(&plan.pieces).zip(places) {
         let mut content = ExtentMap::new();
         for (piece, place) in pieces.iter().zip(places) {
@@ -108,8 +115,8 @@ fn layer_path(plan: &SourcePlan, path: &str) -> String {
 
 fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, path: &str) -> Vec<Layer> {
     match &piece.content {
-        Content::Between => Vec::new(),
-        Content::Weights(weights) | Content::Merged(_, weights) => {
+        Content::Between | Content::Merged(_) => Vec::new(),
+        Content::Weights(weights) => {
             vec![Layer::new(weights.media_type, digest, len, "")]
         }
         Content::File => {

@@ -4,6 +4,7 @@
 //! would bring the key into the store, whose blobs everybody may read. So links are followed within what the command
 //! names, and from a snapshot of a hub cache to the blobs beside it.
 
+use std::collections::HashSet;
 use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,12 +16,14 @@ use crate::error::{Error, Result};
 pub(super) struct Bounds {
     /// `None` if they may lead anywhere.
     roots: Option<Vec<PathBuf>>,
+    /// Files that were not named and may be read where they are.
+    files: HashSet<PathBuf>,
 }
 
 impl Bounds {
     /// Links may lead anywhere.
     pub fn none() -> Bounds {
-        Bounds { roots: None }
+        Bounds { roots: None, files: HashSet::new() }
     }
 
     /// Links may lead to these paths and to what is below them.
@@ -28,24 +31,30 @@ impl Bounds {
         // One that is not there is told of when it is looked at.
         let named: Vec<PathBuf> = paths.iter().filter_map(|path| path.canonicalize().ok()).collect();
         let beside: Vec<PathBuf> = named.iter().filter_map(|path| blobs_beside(path)).collect();
-        Bounds { roots: Some([named, beside].concat()) }
+        Bounds { roots: Some([named, beside].concat()), files: HashSet::new() }
     }
 
-    /// And to these files, but not to where they lead themselves: nobody has named them.
-    pub fn and_files(mut self, files: &[PathBuf]) -> Bounds {
-        let places = files.iter().filter_map(|file| Some(directory(file).canonicalize().ok()?.join(file.file_name()?)));
-        self.roots.iter_mut().for_each(|roots| roots.extend(places.clone()));
+    /// And to these files, each set of one directory, but not to where they lead themselves, since nobody has named them;
+    /// those of a hub cache lead to its blobs.
+    pub fn and_files(mut self, sets: &[Vec<PathBuf>]) -> Bounds {
+        for set in sets {
+            let Some(dir) = set.first().and_then(|file| directory(file).canonicalize().ok()) else { continue };
+            self.files.extend(set.iter().filter_map(|file| Some(dir.join(file.file_name()?))));
+            self.roots.iter_mut().for_each(|roots| roots.extend(blobs_beside(&dir)));
+        }
         self
     }
 
     /// Refuses what lies elsewhere: `real` is where the path `shown` leads.
     pub fn check(&self, shown: &Path, real: &Path) -> Result<()> {
         match &self.roots {
-            Some(roots) if !roots.iter().any(|root| real.starts_with(root)) => Err(Error::Invalid(format!(
-                "{}: is a link that leads out of what is imported, to {}; --follow-links follows such links",
-                shown.display(),
-                real.display()
-            ))),
+            Some(roots) if !self.files.contains(real) && !roots.iter().any(|root| real.starts_with(root)) => {
+                Err(Error::Invalid(format!(
+                    "{}: is a link that leads out of what is imported, to {}; --follow-links follows such links",
+                    shown.display(),
+                    real.display()
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -18,6 +18,7 @@ mod salvage;
 mod scan;
 mod shard;
 mod source;
+mod split;
 mod told;
 mod whole;
 
@@ -32,10 +33,11 @@ use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName, Source};
 use bounds::Bounds;
 use source::SourcePlan;
+use split::Given;
 
 pub use copy::{CopyOptions, CopyReport, copy, is_store};
-pub use gguf::name_of_split;
 pub(super) use salvage::salvage;
+pub use split::name_of_split;
 
 /// How an import is done.
 #[derive(Debug, Clone, Default)]
@@ -101,15 +103,18 @@ pub struct ImportReport {
 /// Anything that is not as its format says, before a byte is written; what changes meanwhile, or could not be read back; a
 /// name taken by other content; a full disk. The store is then as it was.
 pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<ImportReport> {
-    let all = gguf::with_other_parts(paths)?;
-    let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths).and_files(&all) };
-    let paths = &all.iter().map(|path| hub::snapshot(path)).collect::<Result<Vec<_>>>()?;
-    check_apart(root, paths)?;
-    let plans = plan::plan_paths(paths, &bounds, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
+    let mut given = Given::of(paths);
+    let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths).and_files(&given.split) };
+    given.others = given.others.iter().map(|path| hub::snapshot(path)).collect::<Result<_>>()?;
+    check_apart(root, &given.others)?;
+    let plans = plan::plan_all(&given, &bounds, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
+    if plans.is_empty() {
+        return Err(Error::Invalid("nothing is to be imported".into()));
+    }
     whole::check(&plans)?;
     let name = match &options.name {
         Some(name) => name.clone(),
-        None => name_from(paths)?,
+        None => name_from(&given)?,
     };
     let weights = plans.iter().filter(|plan| plan.kind.is_weights()).count();
     if weights > 1 {
@@ -172,11 +177,10 @@ fn check_apart(root: &Path, paths: &[PathBuf]) -> Result<()> {
 }
 
 /// A model's name from what is imported: the directory's, or the repository's in a hub cache.
-fn name_from(paths: &[PathBuf]) -> Result<ModelName> {
-    let split = gguf::name_of_split(paths);
-    let path = match paths {
-        [path] => path,
-        [path, ..] if split.is_some() => path,
+fn name_from(given: &Given) -> Result<ModelName> {
+    let (path, split) = match (&given.split[..], &given.others[..]) {
+        ([], [path]) => (path, None),
+        ([parts], []) => (&parts[0], split::name_of_split(parts)),
         _ => return Err(Error::Invalid("several paths make one model: say its name with -n".into())),
     };
     let whole = path.canonicalize().at(path)?;

@@ -28,7 +28,7 @@ pub(super) enum Content {
     /// A whole file of weights that stays one blob.
     Weights(Weights),
     /// A range of the file of weights that the source's files are merged to, from this byte of it on.
-    Merged(u64, Weights),
+    Merged(u64),
     /// Bytes between tensors, kept in the recipe or, if they are many, as a blob.
     Between,
 }
@@ -75,10 +75,10 @@ pub(super) enum Input<'a> {
 }
 
 impl Input<'_> {
-    /// Fills `buf` from `offset` on.
-    pub fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> std::io::Result<()> {
+    /// Fills `buf` from `offset` on; an error is that of the file with this index.
+    pub fn read(&self, mut offset: u64, mut buf: &mut [u8]) -> Result<(), (usize, std::io::Error)> {
         let (files, runs) = match self {
-            Input::File(file) => return file.read(offset, buf),
+            Input::File(file) => return file.read(offset, buf).map_err(|error| (0, error)),
             Input::Merged(files, runs) => (files, runs),
         };
         for run in *runs {
@@ -89,11 +89,14 @@ impl Input<'_> {
             let (now, later) = buf.split_at_mut(usize::try_from(rest).unwrap_or(usize::MAX).min(buf.len()));
             match run {
                 gguf::Run::Bytes(bytes) => now.copy_from_slice(&bytes[offset as usize..][..now.len()]),
-                gguf::Run::Part { part, offset: from, .. } => files[*part].read(from + offset, now)?,
+                gguf::Run::Zeros(_) => now.fill(0),
+                gguf::Run::Part { part, offset: from, .. } => {
+                    files[*part].read(from + offset, now).map_err(|error| (*part, error))?;
+                }
             }
             (offset, buf) = (0, later);
         }
-        if buf.is_empty() { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
+        if buf.is_empty() { Ok(()) } else { Err((0, std::io::ErrorKind::UnexpectedEof.into())) }
     }
 }
 

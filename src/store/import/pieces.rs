@@ -39,6 +39,8 @@ pub(super) enum Place {
 pub(super) struct Stored {
     /// By source, file and piece, as in the plans.
     pub places: Vec<Vec<Vec<Place>>>,
+    /// By source, what its files were merged to.
+    pub merged: Vec<Option<Place>>,
     pub added: Counts,
     pub present: Counts,
 }
@@ -77,7 +79,7 @@ pub(super) fn store_all(
         };
         for (file, (found, pieces)) in plan.scan.files.iter().zip(&plan.pieces).enumerate() {
             for (at, piece) in pieces.iter().enumerate() {
-                if !matches!(piece.content, Content::Merged(..)) {
+                if !matches!(piece.content, Content::Merged(_)) {
                     add(Some((file, at)), From::File(found), piece, &found.path);
                 }
             }
@@ -104,8 +106,12 @@ pub(super) fn store_all(
     std::thread::scope(|scope| (0..cores()).for_each(|_| _ = scope.spawn(worker)));
 
     let empty = |plan: &SourcePlan| plan.pieces.iter().map(|pieces| vec![Place::Zeros; pieces.len()]).collect();
-    let mut stored =
-        Stored { places: plans.iter().map(empty).collect(), added: Counts::default(), present: Counts::default() };
+    let mut stored = Stored {
+        places: plans.iter().map(empty).collect(),
+        merged: vec![None; plans.len()],
+        added: Counts::default(),
+        present: Counts::default(),
+    };
     for (job, result) in results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         let (place, added) = result?;
         if let Place::Blob { .. } = place {
@@ -113,13 +119,16 @@ pub(super) fn store_all(
             match job.piece.content {
                 Content::Tensor { .. } => counts.tensors += 1,
                 Content::File | Content::Weights(_) => counts.files += 1,
-                Content::Between | Content::Merged(..) => {}
+                Content::Between | Content::Merged(_) => {}
             }
             counts.bytes += job.piece.len;
         }
         match job.index {
             Some((file, at)) => stored.places[job.source][file][at] = place,
-            None => spread(&place, &plans[job.source], &mut stored.places[job.source]),
+            None => {
+                spread(&place, &plans[job.source], &mut stored.places[job.source]);
+                stored.merged[job.source] = Some(place);
+            }
         }
     }
     Ok(stored)
@@ -129,7 +138,7 @@ pub(super) fn store_all(
 fn spread(merged: &Place, plan: &SourcePlan, places: &mut [Vec<Place>]) {
     let Place::Blob { digest, len, offset, named } = *merged else { return };
     for (piece, place) in plan.pieces.iter().flatten().zip(places.iter_mut().flatten()) {
-        if let Content::Merged(at, _) = &piece.content {
+        if let Content::Merged(at) = &piece.content {
             *place = Place::Blob { digest, len, offset: offset + at, named };
         }
     }
@@ -139,7 +148,7 @@ fn likeness(piece: &Piece, path: &str) -> Option<Likeness> {
     match &piece.content {
         Content::Tensor { dtype, shape, names } => Some((names.first()?.name.clone(), Some(*dtype), shape.clone())),
         Content::File | Content::Weights(_) => Some((path.into(), None, vec![piece.len])),
-        Content::Between | Content::Merged(..) => None,
+        Content::Between | Content::Merged(_) => None,
     }
 }
 
@@ -204,7 +213,7 @@ impl Job<'_> {
         let len = self.piece.len;
         let headers = match &self.piece.content {
             Content::Between => return self.between(stage, buf, progress),
-            Content::File | Content::Weights(_) | Content::Merged(..) => Headers::NONE,
+            Content::File | Content::Weights(_) | Content::Merged(_) => Headers::NONE,
             Content::Tensor { dtype, shape, names } => Headers {
                 header: Form::Seed.header("", *dtype, shape, len),
                 named: names.iter().find(|name| name.own).map(|own| Form::Today.header(&own.name, *dtype, shape, len)),
@@ -220,14 +229,14 @@ impl Job<'_> {
             From::Merged(files, runs) => Input::Merged(files.iter().map(FileBytes::open).collect::<Result<_>>()?, runs),
         };
         let range = self.piece.offset..self.piece.offset + self.piece.len;
-        let read = |at, part: &mut [u8]| input.read(at, part).map_err(|error| self.read_error(error));
+        let read = |at, part: &mut [u8]| input.read(at, part).map_err(|(index, error)| self.read_error(index, error));
         chunks::for_each_chunk(range, buf, read, each)
     }
 
-    fn read_error(&self, error: std::io::Error) -> Error {
+    fn read_error(&self, index: usize, error: std::io::Error) -> Error {
         let place = match self.from {
             From::File(found) => &found.place,
-            From::Merged(files, _) => &files[0].place,
+            From::Merged(files, _) => &files[index].place,
         };
         match error.kind() {
             std::io::ErrorKind::UnexpectedEof => {

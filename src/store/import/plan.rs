@@ -12,6 +12,7 @@ use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan, name_of, scan};
 use super::shard::Shard;
 use super::source::SourcePlan;
+use super::split::{self, Given};
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
@@ -24,12 +25,10 @@ pub(super) const ENDING: &str = ".safetensors";
 /// The headers of safetensors files by path.
 type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
 
-/// Finds out what each path is and plans it; a directory of packages stands for all of them, a part of a split GGUF file for
-/// all parts.
-pub(super) fn plan_paths(paths: &[PathBuf], bounds: &Bounds, blob_threshold: u64) -> Result<Vec<SourcePlan>> {
-    let mut paths = gguf::with_other_parts(paths)?;
-    let mut plans = gguf::plan_split(&mut paths, bounds)?;
-    for path in &paths {
+/// Finds out what each path is and plans it; a directory of packages stands for all of them.
+pub(super) fn plan_all(given: &Given, bounds: &Bounds, blob_threshold: u64) -> Result<Vec<SourcePlan>> {
+    let mut plans = given.split.iter().map(|parts| split::plan(parts, bounds)).collect::<Result<Vec<_>>>()?;
+    for path in &given.others {
         let whole = scan(path, bounds)?;
         let packages = packages_in(path, &whole)?;
         if packages.is_empty() {

@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::bounds::Bounds;
-use super::gguf::is_first_part;
 use super::piece::{Content, FileBytes};
 use super::pieces::{Place, store_all};
-use super::plan::plan_paths;
+use super::plan::plan_all;
 use super::scan::{FoundFile, scan};
 use super::source::SourcePlan;
+use super::split::Given;
 use super::{BLOB_THRESHOLD, Progress, assemble};
 use crate::chunks::{buffer, for_each_chunk};
 use crate::digest::{Digest, Hasher};
@@ -45,13 +45,16 @@ pub(in crate::store) fn salvage(
     let files = whole.files.iter().map(|file| file.place.clone());
     let is_package = |place: &PathBuf| {
         let name = place.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        PACKAGES.iter().any(|end| name.ends_with(end)) || is_first_part(place)
+        PACKAGES.iter().any(|end| name.ends_with(end))
     };
     let mut units: Vec<PathBuf> = dirs.chain(files).filter(is_package).filter(|place| place != path).collect();
     units.insert(0, path.to_owned());
-    for unit in units {
+    let units = units.into_iter().map(|unit| Given { others: vec![unit], ..Given::default() });
+    let files: Vec<PathBuf> = whole.files.iter().map(|file| file.place.clone()).collect();
+    let split = Given::of(&files).split.into_iter().map(|parts| Given { split: vec![parts], ..Given::default() });
+    for unit in units.chain(split) {
         // What is planned whole can hold parts that are planned better by themselves, and the reverse.
-        let plans = plan_paths(std::slice::from_ref(&unit), &bounds, BLOB_THRESHOLD);
+        let plans = plan_all(&unit, &bounds, BLOB_THRESHOLD);
         let done = plans.and_then(|plans| found.import(stage, plans, waited, progress));
         found.note(done);
     }

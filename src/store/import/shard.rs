@@ -10,11 +10,11 @@ pub(super) struct Shard<'a> {
     /// What stands before the number, and after the total: both are the same for all shards of a set.
     ends: (&'a str, &'a str),
     number: &'a str,
-    pub total: &'a str,
+    total: &'a str,
 }
 
-/// What all shards of a set have in common: what stands around the numbers, and the total.
-pub(super) type Set<'a> = ((&'a str, &'a str), &'a str);
+/// What all shards of a set have in common: what stands before and behind the numbers, and the total.
+pub(super) type Set<T> = [T; 3];
 
 impl<'a> Shard<'a> {
     /// The shard of this path, which ends with `ending`; `None` if it is none by its name.
@@ -29,13 +29,18 @@ impl<'a> Shard<'a> {
     }
 
     /// What it has in common with the others.
-    pub fn set(&self) -> Set<'a> {
-        (self.ends, self.total)
+    pub fn set(&self) -> Set<String> {
+        [self.ends.0, self.ends.1, self.total].map(String::from)
     }
 
     /// Which it is, from 1 on.
     pub fn number(&self) -> Option<u64> {
         self.number.parse().ok()
+    }
+
+    /// How many there are.
+    pub fn total(&self) -> Option<u64> {
+        self.total.parse().ok()
     }
 
     /// Whether its number has as many digits as the total: the order of such names is that of the numbers.
@@ -58,7 +63,7 @@ impl<'a> Shard<'a> {
 pub(super) fn missing(shards: &[Shard<'_>]) -> Option<String> {
     let first = shards.first()?;
     let numbers: BTreeSet<u64> = shards.iter().filter_map(Shard::number).collect();
-    if first.total.parse().is_ok_and(|total: u64| numbers.len() as u64 >= total) {
+    if first.total().is_some_and(|total| numbers.len() as u64 >= total) {
         return None;
     }
     (1..).find(|number| !numbers.contains(number)).map(|number| first.path(number))

@@ -68,11 +68,11 @@ fn check_shards(plan: &SourcePlan) -> Result<()> {
     for shard in paths.filter_map(|path| Shard::of(path, ENDING)) {
         sets.entry(shard.set()).or_default().push(shard);
     }
-    for ((_, total), shards) in sets {
+    for shards in sets.into_values() {
         let Some(missing) = missing(&shards) else { continue };
         let place = plan.places[0].display();
         if !plan.places[0].is_dir() {
-            let total = total.trim_start_matches('0');
+            let total = shards[0].total().unwrap_or_default();
             return Err(Error::Invalid(format!(
                 "{place}: is one of {total} shards of a model: import the directory that has them all"
             )));

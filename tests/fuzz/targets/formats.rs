@@ -154,8 +154,9 @@ pub fn gguf(input: &[u8]) {
     let parts = [input, &second];
     let Ok(merged) = gguf_file::merge(&parts).map_err(|(_, fault)| shown::<()>(Err(fault))) else { return };
     let runs = merged.runs.iter().map(|run| match run {
-        gguf_file::Run::Bytes(bytes) => &bytes[..],
-        gguf_file::Run::Part { part, offset, len } => &parts[*part][*offset as usize..][..*len as usize],
+        gguf_file::Run::Bytes(bytes) => bytes.clone(),
+        gguf_file::Run::Zeros(len) => vec![0; *len as usize],
+        gguf_file::Run::Part { part, offset, len } => parts[*part][*offset as usize..][..*len as usize].to_vec(),
     });
     let whole = runs.collect::<Vec<_>>().concat();
     assert_eq!((gguf_file::parse(&whole[..]), whole.len() as u64), (Ok(merged.header), merged.len));
