@@ -66,7 +66,7 @@ for name, entry, *words in [
     ("an alignment of 12", key("general.alignment", 4, struct.pack("<I", 12)), "an alignment of 12"),
     ("a negative alignment", key("general.alignment", 5, struct.pack("<i", -32)), "negative"),
     ("an alignment that is a text", key("general.alignment", 8, string("32")), "is no integer"),
-    ("a part of a file", key("split.count", 2, struct.pack("<H", 2)), "is one of 2 parts", "its name does not say so"),
+    ("a part of a file", key("split.count", 2, struct.pack("<H", 2)), "is one of 2 parts", "its name is not that of one"),
 ]:
     file(name, of([entry], []), *words)
 for name, entry, *words in [
