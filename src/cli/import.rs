@@ -16,8 +16,8 @@ use crate::store::import::{
 /// A PATH is a directory with safetensors files, a safetensors file, an AMB or GGUF file, an .mlpackage, .mlmodel or
 /// .mlmodelc, a gds_export, or a directory of packages; which it is, its content says. Several packages are the shapes of
 /// one model; with -n they join one that is there, and so do projectors and adapters in GGUF. Of a split GGUF file, any
-/// part stands for all. If PATH is a store, such as
-/// ~/.ollama/models, its models are copied, with their blobs cloned or linked where the file system can.
+/// part stands for all. If PATH is a store, such as ~/.ollama/models, its models are copied, with their blobs cloned or
+/// linked where the file system can.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
     /// What to import

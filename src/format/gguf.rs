@@ -1,7 +1,8 @@
 //! GGUF: magic, version, counts, keys with values, tensor descriptions, padding, data. Little-endian.
 //!
-//! A GGUF file is kept and shown whole, so what is read here is what tells a sound file from a broken one, the few
-//! values that ollama's config repeats, and how the parts of a split file are merged. Versions 2 and 3 are the same to a reader; version 1 had other counts.
+//! A GGUF file is kept and shown whole, so what is read here is what tells a sound file from a broken one, the few values
+//! that ollama's config repeats, and how the parts of a split file are merged. Versions 2 and 3 are the same to a reader;
+//! version 1 had other counts.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -184,7 +185,7 @@ struct Walked {
 /// Reads everything before the data, and gives `each` the tensors in the order of their descriptions.
 fn walk(
     bytes: &(impl Bytes + ?Sized),
-    mut each: impl FnMut(&Description) -> Result<(), Fault>,
+    mut each: impl FnMut(Description) -> Result<(), Fault>,
 ) -> Result<Walked, Fault> {
     if let Some(what) = check_magic(bytes)? {
         return Err(Fault::new(0, what));
@@ -236,7 +237,7 @@ fn walk(
         if tensor.end > end {
             (end, end_at) = (tensor.end, tensor.at);
         }
-        each(&tensor)?;
+        each(tensor)?;
     }
     let tensors = begin..cursor.at;
     let data = cursor.at.checked_next_multiple_of(alignment);

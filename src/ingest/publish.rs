@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
 use super::files::is_name_of;
@@ -128,7 +128,7 @@ impl Ingest {
 
     /// Gives names of their own to the blobs that ollama sees of a model which is about to go: at no moment are they not
     /// there, since ollama touches what it has just seen.
-    fn hold(&self, old: Option<Manifest>) -> Vec<(String, u64)> {
+    fn hold(&self, old: Option<Manifest>) -> Vec<(String, Arc<Pending>)> {
         let layers = old.iter().filter(|old| old.is_foreign()).flat_map(Manifest::blobs);
         let stored = layers.filter(|layer| !layer.is_ours()).filter_map(|layer| {
             Some((format!("{BLOBS}/{}", layer.digest.file_name()), self.dir.stored(&layer.digest)?))
@@ -138,19 +138,19 @@ impl Ingest {
         let mut held = Vec::new();
         for (path, place) in stored {
             if !state.names.contains_key(&path) {
-                let ino = self.add(&mut state, path.clone(), place, true).ino;
-                held.push((path, ino));
+                let pending = self.add(&mut state, path.clone(), place, true);
+                held.push((path, pending));
             }
         }
         held
     }
 
     /// Takes these names back from what the tree shows; ollama removes the others itself.
-    fn let_go(&self, mut held: Vec<(String, u64)>) {
+    fn let_go(&self, mut held: Vec<(String, Arc<Pending>)>) {
         held.retain(|(path, _)| !matches!(self.vfs.resolve(path), Err(Error::NotFound(_))));
         let mut state = self.state();
-        for (path, ino) in held {
-            if matches!(state.names.get(&path), Some(Name::File(named)) if *named == ino) {
+        for (path, pending) in held {
+            if is_name_of(&state, &path, &pending) {
                 self.drop_name(&mut state, &path);
             }
         }

@@ -10,6 +10,7 @@ from gguf import GGUFReader
 import foreign
 from harness import HOST, Mount, Store, digest
 from test_ollama_server import Server
+from test_sources import refused
 
 RNG = np.random.default_rng(11)
 WEIGHTS = {
@@ -109,12 +110,12 @@ def test_parts_of_a_split_file_are_merged(store, parts, tmp_path, given):
 def test_parts_that_are_not_all_there_are_refused(store, parts, tmp_path):
     paths, whole = parts
     paths[2].unlink()
-    assert "has no tiny-00003-of-00004.gguf" in refused(store, paths[0])
-    assert "part 4 of 4, not 3 of 4 as its name does" in refused_with(store, paths, paths[3])
+    refused(store, paths[0], "has no tiny-00003-of-00004.gguf")
+    refused_with(store, paths, paths[3], "part 4 of 4, not 3 of 4 as its name does")
     paths[2].unlink()
     (tmp_path / "other.gguf").write_bytes(paths[1].read_bytes())
-    assert "call it as it was, such as name-00001-of-00004.gguf" in refused(store, tmp_path / "other.gguf")
-    assert "part 0 of 0, not 3 of 4" in refused_with(store, paths, whole)
+    refused(store, tmp_path / "other.gguf", "call it as it was, such as name-00001-of-00004.gguf")
+    refused_with(store, paths, whole, "part 0 of 0, not 3 of 4")
     assert not store.path.exists() or not store.blobs()
 
 
@@ -122,7 +123,7 @@ def test_a_part_that_nobody_named_may_not_lead_elsewhere(store, parts, tmp_path)
     paths, _ = parts
     outside = paths[2].rename(tmp_path / "private.gguf")
     paths[2].symlink_to(outside)
-    assert "leads out of what is imported" in refused(store, paths[0])
+    refused(store, paths[0], "leads out of what is imported")
     store.add(*paths, name="named")
     store.json("import", paths[0], "--follow-links")
 
@@ -149,21 +150,14 @@ def test_names_alone_make_no_parts(store, parts, tmp_path):
     store.json("import", paths[0])
     for path in paths:
         path.rename(path.with_name(path.name.removeprefix("tiny")))
-    error = refused(store, paths[0].with_name(paths[0].name.removeprefix("tiny")), "-n", "nameless")
-    assert "is no plain relative path before the numbers: rename all parts" in error
+    words = "is no plain relative path before the numbers: rename all parts"
+    refused(store, paths[0].with_name(paths[0].name.removeprefix("tiny")), words, options=["-n", "nameless"])
 
 
-def refused(store, path, *options):
-    """The error of an import."""
-    done = store.run("import", path, *options, check=False)
-    assert done.returncode == 1
-    return done.stderr.decode()
-
-
-def refused_with(store, paths, third):
-    """The error of the parts with this file for the third."""
+def refused_with(store, paths, third, words):
+    """The parts with this file for the third."""
     paths[2].write_bytes(third.read_bytes())
-    return refused(store, paths[0])
+    refused(store, paths[0], words)
 
 
 def test_what_ollama_lists_of_an_import_is_what_its_own_create_writes(store, files, tmp_path):

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::{Bytes, Header, MAGIC, SPLIT_COUNT, START, U16, Walked, walk};
+use super::{Bytes, Description, Header, MAGIC, SPLIT_COUNT, START, U16, Walked, walk};
 use crate::error::Fault;
 use crate::format::{MAX_TENSORS, too_many_tensors};
 
@@ -47,12 +47,12 @@ pub enum Run {
 
 /// Merges the parts of a file, which are in order. A fault is that of the part with this index.
 pub fn merge<B: Bytes + ?Sized>(parts: &[&B]) -> Result<Merged, (usize, Fault)> {
-    let mut merging = Merging::default();
-    let mut walked = Vec::with_capacity(parts.len());
+    let (mut merging, mut first) = (Merging::default(), None);
     for (index, part) in parts.iter().enumerate() {
-        walked.push(merging.add(index, parts.len(), *part).map_err(|fault| (index, fault))?);
+        let walked = merging.add(index, parts.len(), *part).map_err(|fault| (index, fault))?;
+        first.get_or_insert(walked);
     }
-    let first = walked.into_iter().next().ok_or_else(|| (0, Fault::new(0, "there is no part")))?;
+    let first = first.ok_or_else(|| (0, Fault::new(0, "there is no part")))?;
     merging.finish(first).map_err(|fault| (0, fault))
 }
 
@@ -84,7 +84,7 @@ impl Merging {
                 let what = format!("what is said of the tensors takes more than {} MiB", MAX_DESCRIPTIONS >> 20);
                 return Err(Fault::new(tensor.at, what));
             }
-            tensors.push((tensor.at, tensor.name, tensor.offset_at, tensor.offset));
+            tensors.push(tensor);
             Ok(())
         })?;
         let (number, count) = (walked.number.map_or(0, |number| number.saturating_add(1)), walked.header.parts);
@@ -118,11 +118,11 @@ impl Merging {
         &mut self,
         part: &(impl Bytes + ?Sized),
         walked: &Walked,
-        tensors: &[(u64, u64, u64, u64)],
+        tensors: &[Description],
     ) -> Result<(), Fault> {
         let begin = walked.tensors.start;
         let mut bytes = part.get(begin, (walked.tensors.end - begin) as usize)?.into_owned();
-        for &(at, name, offset_at, offset) in tensors {
+        for &Description { at, name, offset_at, offset, .. } in tensors {
             let from = (at - begin) as usize + 8;
             let name = &bytes[from..from + name as usize];
             if !self.names.insert(name.to_vec()) {

@@ -116,9 +116,7 @@ fn layer_path(plan: &SourcePlan, path: &str) -> String {
 fn layers_of(piece: &Piece, digest: Digest, len: u64, named: Option<Digest>, path: &str) -> Vec<Layer> {
     match &piece.content {
         Content::Between | Content::Merged(_) => Vec::new(),
-        Content::Weights(weights) => {
-            vec![Layer::new(weights.media_type, digest, len, "")]
-        }
+        Content::Weights(weights) => vec![Layer::new(weights.media_type, digest, len, "")],
         Content::File => {
             // The index of shards speaks of files that only this source has.
             let json = path.ends_with(".json") && len > 0 && !path.ends_with(".safetensors.index.json");

@@ -14,7 +14,7 @@ pub(super) struct Shard<'a> {
 }
 
 /// What all shards of a set have in common: what stands before and behind the numbers, and the total.
-pub(super) type Set<T> = [T; 3];
+pub(super) type Set = [String; 3];
 
 impl<'a> Shard<'a> {
     /// The shard of this path, which ends with `ending`; `None` if it is none by its name.
@@ -29,7 +29,7 @@ impl<'a> Shard<'a> {
     }
 
     /// What it has in common with the others.
-    pub fn set(&self) -> Set<String> {
+    pub fn set(&self) -> Set {
         [self.ends.0, self.ends.1, self.total].map(String::from)
     }
 

@@ -34,8 +34,8 @@ impl Given {
     pub fn of(paths: &[PathBuf]) -> Given {
         let mut given = Given::default();
         let mut sets: Vec<Names> = Vec::new();
-        let mut known: HashMap<(PathBuf, Set<String>), usize> = HashMap::new();
-        let mut listed: HashMap<PathBuf, HashMap<Set<String>, Names>> = HashMap::new();
+        let mut known: HashMap<(PathBuf, Set), usize> = HashMap::new();
+        let mut listed: HashMap<PathBuf, HashMap<Set, Names>> = HashMap::new();
         for path in paths {
             let Some(shard) = part(path).filter(|_| is_part(path)) else {
                 given.others.push(path.clone());
@@ -74,8 +74,8 @@ fn is_part(path: &Path) -> bool {
 
 /// What in a directory is a part by its name, by what it has in common with the others. None where it cannot be listed: who
 /// may only enter it names all of them.
-fn parts_in(dir: &Path) -> HashMap<Set<String>, Names> {
-    let mut sets: HashMap<Set<String>, Names> = HashMap::new();
+fn parts_in(dir: &Path) -> HashMap<Set, Names> {
+    let mut sets: HashMap<Set, Names> = HashMap::new();
     for entry in dir.read_dir().into_iter().flatten().flatten() {
         let name = entry.file_name();
         let path = if dir == Path::new(".") { PathBuf::from(&name) } else { dir.join(&name) };
@@ -92,8 +92,12 @@ fn parts_in(dir: &Path) -> HashMap<Set<String>, Names> {
 pub fn name_of_split(paths: &[PathBuf]) -> Option<String> {
     let first = part(paths.first()?)?;
     let is_other = |path: &PathBuf| part(path).is_some_and(|shard| shard.set() == first.set());
-    let plain = first.plain();
-    paths.iter().all(is_other).then(|| plain.strip_suffix(ENDING).unwrap_or(&plain).to_owned())
+    paths.iter().all(is_other).then(|| stem(&first))
+}
+
+fn stem(part: &Shard<'_>) -> String {
+    let plain = part.plain();
+    plain.strip_suffix(ENDING).unwrap_or(&plain).to_owned()
 }
 
 /// Plans a split file, of which these are the parts in order.
@@ -102,7 +106,7 @@ pub(super) fn plan(places: &[PathBuf], bounds: &Bounds) -> Result<SourcePlan> {
     if let Some(missing) = missing(&shards) {
         return Err(has_no(directory(&places[0]), &missing));
     }
-    let name = name_of_split(places).unwrap_or_default();
+    let name = stem(&shards[0]);
     check_path(&name).map_err(|what| {
         let place = places[0].display();
         Error::Invalid(format!("{place}: its name {what} before the numbers: rename all parts"))
