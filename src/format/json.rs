@@ -35,13 +35,20 @@ pub(crate) fn object(text: &[u8]) -> Result<Map<String, Value>, Fault> {
 /// Reads a document of a type that takes no more memory than its text and 20 bytes for each mark.
 pub(crate) fn typed<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Fault> {
     check(text, TYPED)?;
-    serde_json::from_slice(text).map_err(|error| fault(text, &error))
+    read(text)
 }
 
 /// The same for types that take as much as any value does.
 pub(crate) fn loose<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Fault> {
     check(text, VALUES)?;
-    serde_json::from_slice(text).map_err(|error| fault(text, &error))
+    read(text)
+}
+
+/// serde_json lets any bytes pass in strings that no type asks for.
+fn read<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Fault> {
+    let whole = str::from_utf8(text)
+        .map_err(|error| Fault::new(error.valid_up_to() as u64, "the bytes here are no UTF-8".to_owned()))?;
+    serde_json::from_str(whole).map_err(|error| fault(text, &error))
 }
 
 /// A fault where serde_json found it, which counts lines and columns.
@@ -68,5 +75,9 @@ mod tests {
     fn faults_are_where_the_text_breaks() {
         assert_eq!(object(b"{\n\"a\":\n!}").unwrap_err().at, 7);
         assert_eq!(object(b"").unwrap_err().at, 0);
+        assert_eq!(object(b"{\"a\":\"\xff\"}").unwrap_err().at, 6);
+        #[derive(Debug, Deserialize)]
+        struct Nothing {}
+        assert!(typed::<Nothing>(b"{\"unread\":\"\xff\"}").unwrap_err().what.contains("no UTF-8"));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The rules are those of the Rust crate (`safetensors/src/tensor.rs`), the strictest reader: the header is at most
 //! 100,000,000 bytes, the tensors tile the data exactly, sizes follow from dtype and shape. Names that occur twice
-//! are refused, which the crate is silent about.
+//! are refused, also where the crate takes the last one.
 //!
 //! Three kinds of header are written: that of a tensor blob in the store, whose one tensor is called `data`, so that
 //! the blob's digest does not depend on the tensor's name; that of an ollama blob, which carries the name; and that
@@ -20,6 +20,9 @@ use crate::error::Fault;
 
 /// The longest header that readers accept, in bytes.
 pub const MAX_HEADER: u64 = 100_000_000;
+
+/// The entry of a header that is no tensor.
+const METADATA: &str = "__metadata__";
 
 /// The most entries of `__metadata__`.
 const MAX_METADATA: usize = 1 << 18;
@@ -77,16 +80,21 @@ impl<'de> Deserialize<'de> for RawHeader<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader<'de>, A::Error> {
                 let mut raw = RawHeader::default();
+                let mut metadata = None;
                 while let Some(key) = map.next_key::<String>()? {
-                    if key == "__metadata__" {
+                    if key == METADATA {
                         // MLX writes null when it is given none.
-                        raw.metadata = map.next_value::<Option<Metadata>>()?.unwrap_or_default().0;
+                        let entries = map.next_value::<Option<Metadata>>()?.unwrap_or_default().0;
+                        if metadata.replace(entries).is_some() {
+                            return Err(serde::de::Error::duplicate_field(METADATA));
+                        }
                     } else if raw.tensors.len() < MAX_TENSORS {
                         raw.tensors.push((key, map.next_value()?));
                     } else {
                         return Err(serde::de::Error::custom(format!("more than {MAX_TENSORS} tensors")));
                     }
                 }
+                raw.metadata = metadata.unwrap_or_default();
                 Ok(raw)
             }
         }
@@ -142,8 +150,8 @@ pub fn parse(bytes: &(impl Bytes + ?Sized)) -> Result<Header, Fault> {
     for (name, tensor) in raw.tensors {
         tensors.push(tensor_range(name, tensor, data_start, bytes.len())?);
     }
-    check_tiling(&mut tensors, data_start, bytes.len())?;
     check_names(&tensors)?;
+    check_tiling(&mut tensors, data_start, bytes.len())?;
     Ok(Header { data_start, tensors, metadata: raw.metadata })
 }
 
@@ -337,6 +345,8 @@ mod tests {
             (t("a", "F32", "[1]", "[1,5]"), 5, "hole"),
             (t("a", "U8", "[4]", "[0,4]") + "," + &t("b", "U8", "[2]", "[2,4]"), 4, "overlaps"),
             (t("a", "U8", "[2]", "[0,2]") + "," + &t("a", "U8", "[2]", "[2,4]"), 4, "occurs twice"),
+            (t("a", "U8", "[2]", "[0,2]") + "," + &t("a", "U8", "[2]", "[0,2]"), 2, "occurs twice"),
+            (r#""__metadata__":{},"__metadata__":null"#.into(), 0, "duplicate field"),
             (r#""__metadata__":{"a":1}"#.into(), 0, "expected a string"),
             (r#""__metadata__":[]"#.into(), 0, "an object of strings as __metadata__"),
         ] {

@@ -66,7 +66,7 @@ for name, text, word in [
     ("half an object", b'{"a":', "EOF"),
     ("two objects", b"{}{}", "trailing characters"),
     ("a deep object", b'{"a":' * 100_000, "recursion limit"),
-    ("no UTF-8", b'{"a":"\xff"}', "invalid unicode"),
+    ("no UTF-8", b'{"a":"\xff"}', "no UTF-8"),
     ("five million values", b'{"a":[' + b"0," * 5_000_000 + b"0]}", "values and separators"),
 ]:
     for section in ("metadata", "config"):

@@ -139,7 +139,7 @@ for name, text, word in [
     ("that is a list", b"[]", "invalid length 0"),
     ("that is null", b"null", "invalid type: null"),
     ("that is cut off", json.dumps(MANIFEST).encode()[:-1], "EOF"),
-    ("that is no UTF-8", b'{"fileFormatVersion":"\xff"}', "invalid unicode"),
+    ("that is no UTF-8", b'{"fileFormatVersion":"\xff"}', "no UTF-8"),
     ("that is deep", b'{"a":' + b"[" * 100_000, "EOF"),
     ("that is a property list", b'<?xml version="1.0"?>', "expected value"),
     ("of nothing", b"{}", "missing field `fileFormatVersion`"),

@@ -53,7 +53,7 @@ for name, text, word in [
     ("a number", b"1", "expected an object of tensors"),
     ("cut off", b'{"w":{"path":', "EOF"),
     ("two objects", b"{}{}", "trailing characters"),
-    ("no UTF-8", b'{"\xff":{}}', "invalid unicode"),
+    ("no UTF-8", b'{"\xff":{}}', "no UTF-8"),
     ("deep", b'{"a":' * 100_000, "recursion limit"),
     ("a pickle", b"\x80\x04\x95\x0b\0\0\0", "expected value"),
     ("of five million values", b'{"a":[' + b"0," * 5_000_000 + b"0]}", "values and separators"),

@@ -83,7 +83,7 @@ for name, text, word in [
     ("binary", bytes(range(200, 256)), "expected value"),
     ("cut off", GOOD[:-1], "EOF"),
     ("two documents", GOOD + GOOD, "trailing characters"),
-    ("no UTF-8", b'{"mediaType":"\xff"}', "invalid unicode"),
+    ("no UTF-8", b'{"mediaType":"\xff"}', "no UTF-8"),
     ("deep", b"[" * 200_000, "invalid type: sequence"),
     ("deep inside", b'{"x":' + b"[" * 200_000, "EOF"),
     ("nothing", b"{}", "missing field `schemaVersion`"),

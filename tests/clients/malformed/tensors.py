@@ -71,7 +71,7 @@ for name, text, word in [
     ("a comment", b'{/* "a" */}', "key must be a string"),
     ("a mark for the order of bytes", b"\xef\xbb\xbf{}", "expected value"),
     ("UTF-16", '{"a":1}'.encode("utf-16-le"), "key must be a string"),
-    ("a name that is no UTF-8", b'{"\xff\xfe":1}', "invalid unicode"),
+    ("a name that is no UTF-8", b'{"\xff\xfe":1}', "no UTF-8"),
     ("half a surrogate pair", b'{"\\ud800":1}', "unexpected end of hex escape"),
     ("a control character", b'{"a\nb":1}', "control character"),
     ("an unknown escape", b'{"\\x":1}', "invalid escape"),
@@ -198,7 +198,7 @@ shards("that has no map", b"{}", "is no index of shards", "missing field `weight
 shards("whose map is a list", b'{"weight_map":[]}', "is no index of shards", "expected a map")
 shards("that is deep", b'{"metadata":' + b"[" * 100_000, "is no index of shards")
 shards("that is cut off", mapped("model-1.safetensors")[:-2], "is no index of shards", "EOF")
-shards("that is no UTF-8", b'{"weight_map":{"\xff":"a"}}', "is no index of shards", "invalid unicode")
+shards("that is no UTF-8", b'{"weight_map":{"\xff":"a"}}', "is no index of shards", "no UTF-8")
 shards("of five million values", b'{"metadata":[' + b"0," * 5_000_000, "is no index of shards", "values and separators")
 
 

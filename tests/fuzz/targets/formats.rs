@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use safetensors::SafeTensors;
 use wmount::digest::Digest;
 use wmount::error::{Fault, Result};
 use wmount::extent::{Blobs, ExtentBytes, ExtentMap};
@@ -31,9 +32,31 @@ fn shown<T>(parsed: Result<T, Fault>) -> Option<T> {
     parsed.map_err(|fault| super::check_line(&fault.to_string())).ok()
 }
 
+/// What the official crate takes, ours takes, and finds the same in it; it takes names that occur twice, too.
+fn check_peer(input: &[u8], parsed: &Result<tensors::Header, Fault>) {
+    match (parsed, SafeTensors::read_metadata(input)) {
+        (Ok(header), Ok((_, peer))) => {
+            let theirs = peer.tensors();
+            assert_eq!(header.tensors.len(), theirs.len());
+            for ours in &header.tensors {
+                let tensor = theirs[&ours.name];
+                let (begin, end) = tensor.data_offsets;
+                assert_eq!((ours.offset - header.data_start, ours.len), (begin as u64, (end - begin) as u64));
+                assert!(ours.shape.iter().copied().eq(tensor.shape.iter().map(|&dim| dim as u64)));
+                assert_eq!(ours.dtype.to_string(), tensor.dtype.to_string());
+            }
+        }
+        (Ok(_), Err(error)) => panic!("the crate refuses this: {error}"),
+        (Err(fault), Ok(_)) => assert!(fault.what.ends_with("occurs twice"), "the crate takes this: {fault}"),
+        (Err(_), Err(_)) => {}
+    }
+}
+
 /// A safetensors file.
 pub fn safetensors(input: &[u8]) {
-    let Some(header) = shown(tensors::parse(input)) else { return };
+    let parsed = tensors::parse(input);
+    check_peer(input, &parsed);
+    let Some(header) = shown(parsed) else { return };
     let mut end = header.data_start;
     for tensor in &header.tensors {
         assert_eq!(tensor.offset, end);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use wmount::error::{Error, Result};
 use wmount::format::amb::Variant;
+use wmount::format::gguf;
 use wmount::store::Store;
 use wmount::store::import::{self, ImportReport, Options, Progress};
 use wmount::vfs::{Attr, Kind, ROOT, Vfs};
@@ -35,13 +36,18 @@ pub fn open(store: &Path) -> Result<Vfs> {
 /// The first byte of an input that is the two parts of a GGUF file; other bytes count modulo nine.
 const SPLIT: u8 = 255;
 
+/// The part that is named to an import; it says itself whether it is one of several.
+const PART: &str = "m-00001-of-00002.gguf";
+
 /// What the first byte of an input makes of the rest: the files of a source, all below one name.
 fn source(kind: u8, rest: &[u8]) -> (&'static str, Vec<(&'static str, &[u8])>) {
     const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
     const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
     let [a, b] = parts(rest);
     if kind == SPLIT {
-        return ("m", vec![("m-00001-of-00002.gguf", a), ("m-00002-of-00002.gguf", b)]);
+        let is_whole = gguf::parse(a).is_ok_and(|header| header.parts < 2);
+        let both = vec![(PART, a), ("m-00002-of-00002.gguf", b)];
+        return if is_whole { (PART, vec![("", a)]) } else { ("m", both) };
     }
     match kind % 9 {
         0 => ("model.safetensors", vec![("", rest)]),
@@ -78,7 +84,7 @@ pub fn import(input: &[u8]) {
         fs::create_dir_all(place.parent().unwrap()).unwrap();
         fs::write(place, bytes).unwrap();
     }
-    let path = if *kind == SPLIT { path.join(files[0].0) } else { path };
+    let path = if files[0].0 == PART { path.join(PART) } else { path };
     let imported = import_into(&root, &path, "model");
     let own = root.join(".wmount/tmp");
     assert!(!own.exists() || fs::read_dir(own).unwrap().next().is_none(), "unfinished files are left");
