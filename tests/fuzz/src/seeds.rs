@@ -25,6 +25,12 @@ fn main() {
         seeds.put("safetensors", &format!("{index}"), file);
         seeds.put("import", &format!("safetensors{index}"), &[b"\0", &file[..]].concat());
     }
+    // Values that no field of a tensor asks for.
+    for (name, value) in [("far", "1e999"), ("half", r#""\ud800""#), ("deep", &("[".repeat(200) + &"]".repeat(200)))] {
+        let text = format!(r#"{{"t":{{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":{value}}}}}"#);
+        let len = (text.len() as u64).to_le_bytes();
+        seeds.put("safetensors", name, &[&len[..], text.as_bytes(), b"7"].concat());
+    }
     weights(&seeds);
     programs(&seeds, made.path());
     amb_files(&seeds);
