@@ -55,7 +55,7 @@ for name, text, word in [
     ("two objects", b"{}{}", "trailing characters"),
     ("no UTF-8", b'{"\xff":{}}', "no UTF-8"),
     ("deep", b'{"a":' * 100_000, "recursion limit"),
-    ("a pickle", b"\x80\x04\x95\x0b\0\0\0", "expected value"),
+    ("a pickle", b"\x80\x04\x95\x0b\0\0\0", "no UTF-8"),
     ("of five million values", b'{"a":[' + b"0," * 5_000_000 + b"0]}", "values and separators"),
 ]:
     export(f"a manifest that is {name}", text, "manifest.json", "(at byte", word)
