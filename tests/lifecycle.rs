@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::{Mounted, Store, eventually, facts_of_mount, is_mounted, refuse, signal, succeed, wait, walk, wmount};
 use tempfile::TempDir;
+use wmount::digest::Digest;
 
 /// A mount in the foreground.
 struct Foreground {
@@ -20,8 +21,12 @@ struct Foreground {
 
 impl Foreground {
     fn new(store: &Store) -> Foreground {
+        Foreground::telling(store, Stdio::null())
+    }
+
+    fn telling(store: &Store, stderr: impl Into<Stdio>) -> Foreground {
         let at = TempDir::with_prefix("wmount-test-").unwrap();
-        let child = wmount(["-f"]).arg(store.path()).arg(at.path()).stderr(Stdio::null()).spawn().unwrap();
+        let child = wmount(["-f"]).arg(store.path()).arg(at.path()).stderr(stderr).spawn().unwrap();
         eventually("it is mounted", || is_mounted(at.path()));
         Foreground { child, at }
     }
@@ -49,6 +54,26 @@ fn signals_and_umount_end_a_mount_cleanly() {
         succeed(Command::new("umount").arg(mount.at.path()));
         mount.ends_cleanly();
     }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_hurts_no_mount() {
+    let store = Store::of_two();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    for name in ["TERM", "INT"] {
+        let mount = Foreground::telling(&store, writer.try_clone().unwrap());
+        signal(mount.child.id(), name);
+        mount.ends_cleanly();
+    }
+    let mounted = Mounted::with(&["--log", "/dev/full"], &store.path());
+    let shows = |inside: &str| fs::metadata(mounted.path(inside)).is_ok();
+    let blob = format!("blobs/{}", Digest::of(&fs::read(store.code().join("config.json")).unwrap()).file_name());
+    fs::remove_file(store.path().join(blob)).unwrap();
+    assert!(mounted.read("safetensors/llama/code/config.json").is_err());
+    store.add("late", &[&store.code()]);
+    eventually("the new model is there", || shows("amb/late/latest.amb"));
+    assert!(mounted.read("amb/llama/chat.amb").is_ok());
 }
 
 #[test]

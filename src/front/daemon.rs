@@ -128,7 +128,8 @@ fn tell(words: &str) -> io::Result<()> {
 /// of `usual`.
 pub fn log_to_stderr(usual: &str) {
     let filter = EnvFilter::try_from_env("WMOUNT_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    // It would tell stderr of events that stderr did not take, and panic.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).log_internal_errors(false);
     // Fails if the program has chosen another log, which then stands.
     let _ = log.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).try_init();
 }

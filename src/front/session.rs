@@ -230,10 +230,10 @@ fn obey(mut signals: Signals, place: &Place) {
         if earlier > 0 {
             std::process::exit(128 + signal);
         }
-        tracing::info!(signal, "unmounting {}", place.mountpoint.display());
         // Beside this loop, because unmounting can take its time and a second signal must be heard.
-        let place = place.clone();
-        thread::spawn(move || place.leave());
+        let leaving = place.clone();
+        thread::spawn(move || leaving.leave());
+        tracing::info!(signal, "unmounting {}", place.mountpoint.display());
     }
 }
 
