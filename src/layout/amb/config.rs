@@ -104,13 +104,21 @@ mod tests {
         );
         let bert = mapped(r#"{"model_type":"bert","hidden_size":384,"hidden_act":"gelu"}"#);
         assert_eq!((&bert["is_rope"], bert.get("rope_freq_base")), (&json!(false), None));
-        let new = mapped(r#"{"model_type":"x","rope_parameters":{"rope_theta":1e6,"rope_type":"default"}}"#);
+        let new = mapped(r#"{"model_type":"x","rope_parameters":{"rope_theta":1000000.0,"rope_type":"default"}}"#);
         assert_eq!((&new["rope_freq_base"], &new["rope_scaling"]), (&json!(1e6), &json!(1.0)));
         let nested = mapped(r#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":8}}"#);
         assert_eq!(
             (&nested["architecture"], &nested["n_embd"], &nested["is_rope"]),
             (&json!("gemma3_text"), &json!(8), &json!(true))
         );
+    }
+
+    #[test]
+    fn numbers_keep_their_digits() {
+        let source: Object =
+            serde_json::from_str(r#"{"vocab_size":5,"rope_theta":984418506.5213703}"#).expect("an object");
+        let expected = r#"{"n_vocab":5,"is_rope":true,"rope_freq_base":984418506.5213703,"rope_scaling":1.0}"#;
+        assert_eq!(String::from_utf8(section(&source)).expect("text"), expected);
     }
 
     /// What the families in common use publish, cut to what is mapped.
