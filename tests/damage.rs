@@ -8,12 +8,12 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::{Store, facts_of_vfs};
+use common::{Store, eventually, facts_of_vfs};
 use wmount::digest::Digest;
 use wmount::tree::{Body, Node, SkeletonDir, Step};
 use wmount::vfs::{Children, ROOT};
@@ -242,6 +242,46 @@ fn an_import_mends_a_blob_that_was_cut() {
     File::options().write(true).open(&path).unwrap().set_len(10).unwrap();
     store.add("llama:chat", &[&store.chat()]);
     store.check();
+}
+
+#[test]
+fn an_import_replaces_what_has_a_blobs_name_and_length_and_is_none() {
+    let outside = tempfile::tempdir().unwrap();
+    let zeros = |path: &PathBuf| {
+        let len = fs::metadata(path).unwrap().len();
+        fs::remove_file(path).unwrap();
+        fs::write(path, vec![0; len as usize]).unwrap();
+    };
+    let link = |path: &PathBuf| {
+        let moved = outside.path().join("blob");
+        fs::rename(path, &moved).unwrap();
+        symlink(&moved, path).unwrap();
+    };
+    for damage in [&zeros as &dyn Fn(&PathBuf), &link] {
+        let store = Store::none();
+        store.add("one", &[&store.chat()]);
+        let digest = blob_of(&store, "one", "lm_head.weight");
+        damage(&blob_path(&store, &digest));
+        // A mount that has the wrong bytes open gives the right ones afterwards.
+        let mount = store.mount();
+        let file = "original/one/latest/chat/model.safetensors";
+        let _ = mount.read(file);
+        store.add("two", &[&store.chat()]);
+        store.check();
+        let whole = fs::read(store.chat().join("model.safetensors")).unwrap();
+        eventually("the mount reads the new blob", || mount.read(file).is_ok_and(|bytes| bytes == whole));
+    }
+}
+
+#[test]
+fn a_blob_that_another_program_wrote_stays_if_it_is_what_its_name_says() {
+    let store = Store::none();
+    store.add("one", &[&store.chat()]);
+    let path = blob_path(&store, &blob_of(&store, "one", "lm_head.weight"));
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let inode = fs::metadata(&path).unwrap().ino();
+    assert_eq!(store.add("two", &[&store.chat()])["added"]["tensors"], 0);
+    assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
 }
 
 #[test]

@@ -4,8 +4,8 @@
 
 mod common;
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -223,7 +223,7 @@ fn a_model_that_could_not_be_read_back_is_not_imported() {
     fs::copy(&weights, &odd).unwrap();
     refuse(&mut store.import("odd", &[&odd]));
     store.add("chat", &[&weights]);
-    // The same import finds the recipe in the store, and trusts its name.
+    // The same import finds the recipe in the store, read only, and trusts its name.
     let manifest = store.path().join("manifests/registry.ollama.ai/library/chat/latest");
     let layers: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
     let layers = layers["layers"].as_array().unwrap();
@@ -232,6 +232,7 @@ fn a_model_that_could_not_be_read_back_is_not_imported() {
     let len = fs::metadata(&blob).unwrap().len();
     fs::remove_file(&blob).unwrap();
     fs::write(&blob, vec![b' '; len as usize]).unwrap();
+    fs::set_permissions(&blob, Permissions::from_mode(0o444)).unwrap();
     fs::remove_file(&manifest).unwrap();
     refused(&store, "chat", &[&weights], "is not imported");
 }

@@ -172,7 +172,7 @@ impl IngestDir {
         check_sizes(&manifest).at(&path)?;
         let lock = self.store.wait_for_lock()?;
         let stage = Stage::new(&self.store, &lock)?;
-        for layer in manifest.blobs().filter(|layer| !stage.has(&layer.digest, layer.size)) {
+        for layer in manifest.blobs().filter(|layer| !stage.has_unread(&layer.digest, layer.size)) {
             let file = Dir::plain(&self.dir).and_then(|dir| dir.file(&layer.digest.file_name()));
             let file = file.map_err(|error| damaged(&layer.digest, &error))?;
             stage.take_hashed(&file, &layer.digest, layer.size)?;

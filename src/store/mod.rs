@@ -39,6 +39,7 @@ use crate::model::{ModelName, to_unix};
 pub use access::Access;
 use beneath::Dir;
 pub use blobs::BlobFiles;
+use check::Checks;
 pub use gc::{GcReport, Lease};
 pub use repair::{Repaired, RepairedFile};
 pub use seen::Seen;
@@ -54,6 +55,8 @@ const OWN_FILE: u64 = 256 << 20;
 pub struct Store {
     root: PathBuf,
     blobs: BlobFiles,
+    /// The content of blobs that other programs wrote, as far as an import needed to know it.
+    others: Checks,
     /// What was passed over below `manifests/`, each logged once.
     ignored: Mutex<HashSet<PathBuf>>,
     allow_overflow: bool,
@@ -139,7 +142,7 @@ impl Store {
             Dir::open(&dir).at(&dir)?;
         }
         let blobs = BlobFiles::new(root.join("blobs"), root.join(OWN));
-        Ok(Store { blobs, root, ignored: Mutex::default(), allow_overflow: false })
+        Ok(Store { blobs, others: Checks::default(), root, ignored: Mutex::default(), allow_overflow: false })
     }
 
     /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was

@@ -88,7 +88,7 @@ impl Store {
     }
 
     /// Lets running mounts know, and drops what was computed from damaged bytes.
-    fn announce(&self, files: Vec<RepairedFile>) {
+    pub(super) fn announce(&self, files: Vec<RepairedFile>) {
         for memo in ["memo", "memo.json"] {
             let path = self.root.join(OWN).join(memo);
             let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));

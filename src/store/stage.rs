@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use tempfile::{NamedTempFile, TempPath};
 
-use super::{Lock, Store};
+use super::{Lock, RepairedFile, Store, beneath};
 use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
@@ -36,7 +36,9 @@ pub(super) struct Stage<'a> {
 struct State {
     staged: HashMap<Digest, TempPath>,
     staged_bytes: u64,
-    renamed: Vec<PathBuf>,
+    renamed: HashSet<Digest>,
+    /// Those of them that took the place of a file.
+    replaced: HashSet<Digest>,
     keep: bool,
 }
 
@@ -111,21 +113,49 @@ impl<'a> Stage<'a> {
     }
 
     /// Whether the store has the blob, with this length, or will have it.
+    ///
+    /// What is not read only was written by another program, which may not have made it durable: it is hashed, once, and
+    /// made so.
     pub fn has(&self, digest: &Digest, len: u64) -> bool {
-        if self.lock().staged.contains_key(digest) {
+        self.has_where(digest, len, |_| false)
+    }
+
+    /// The same, its content left to whoever wrote it.
+    pub fn has_unread(&self, digest: &Digest, len: u64) -> bool {
+        self.has_where(digest, len, |_| true)
+    }
+
+    /// Whether the store has the blob or will have it; what `is_trusted` says is not hashed.
+    fn has_where(&self, digest: &Digest, len: u64, is_trusted: impl FnOnce(&Metadata) -> bool) -> bool {
+        let state = self.lock();
+        if state.staged.contains_key(digest) || state.renamed.contains(digest) {
             return true;
         }
+        drop(state);
         if let Some(waited) = &self.waited {
             return !waited.contains_key(digest);
         }
-        match fs::metadata(self.store.blob_path(digest)) {
-            Ok(metadata) if metadata.is_file() && metadata.len() == len => true,
-            Ok(metadata) => {
-                tracing::warn!("blob {digest} has {} bytes, not {len}: it is replaced", metadata.len());
-                false
-            }
-            Err(_) => false,
+        let checked = self.check_there(digest, len, is_trusted);
+        if let Err(fault) = &checked
+            && fs::symlink_metadata(self.store.blob_path(digest)).is_ok()
+        {
+            tracing::debug!("blob {digest}: {fault}");
         }
+        checked.is_ok()
+    }
+
+    /// Looks at what has the blob's name as a reader would.
+    fn check_there(&self, digest: &Digest, len: u64, is_trusted: impl FnOnce(&Metadata) -> bool) -> io::Result<()> {
+        let file = beneath::file(&self.store.root.join("blobs"), &digest.file_name())?;
+        let found = file.metadata()?;
+        if found.len() != len {
+            return Err(io::Error::other(format!("it has {} bytes, not {len}", found.len())));
+        }
+        if found.mode() & 0o222 != 0 && !is_trusted(&found) {
+            self.store.others.check(digest, &file)?.map_err(io::Error::other)?;
+            file.sync_all()?;
+        }
+        Ok(())
     }
 
     /// A new blob to write to.
@@ -181,7 +211,9 @@ impl<'a> Stage<'a> {
         if found.len() != len {
             return Err(damaged(format!("it has {} bytes, its manifest says {len}", found.len())));
         }
-        if self.has(digest, len) {
+        // Content that was hashed in the other store's name is not read again for being here by a link.
+        let is_it = |there: &Metadata| (there.dev(), there.ino()) == (found.dev(), found.ino());
+        if self.has_where(digest, len, is_it) {
             return Ok(false);
         }
         let temporary = NamedTempFile::new_in(&self.dir).at(&self.dir)?;
@@ -280,16 +312,30 @@ impl<'a> Stage<'a> {
         }
         let paths: Vec<&Path> = state.staged.values().map(AsRef::as_ref).collect();
         sync_files(&self.dir, &paths)?;
+        let mut mended: Vec<RepairedFile> = Vec::new();
         for (digest, temporary) in std::mem::take(&mut state.staged) {
             let path = self.store.blob_path(&digest);
             if self.waited.is_some() && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
                 self.put_aside(&path)?;
             }
+            let old = fs::metadata(&path).or_else(|_| fs::symlink_metadata(&path));
             temporary.persist(&path).map_err(|error| Error::io(&path, error.error))?;
-            state.renamed.push(path);
+            state.renamed.insert(digest);
+            if self.waited.is_none()
+                && let Ok(old) = old
+            {
+                tracing::warn!("blob {digest} could not be read or was not what its name says: it is replaced");
+                self.store.reopen(&digest);
+                state.replaced.insert(digest);
+                mended.push((digest, old.ino()));
+            }
         }
         state.staged_bytes = 0;
-        sync_dir(&self.store.root.join("blobs"))
+        sync_dir(&self.store.root.join("blobs"))?;
+        if !mended.is_empty() {
+            self.store.announce(mended);
+        }
+        Ok(())
     }
 }
 
@@ -308,8 +354,9 @@ impl Drop for Stage<'_> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !state.keep {
-            for path in &state.renamed {
-                let _ = fs::remove_file(path);
+            // In the place of another file, other models may need it.
+            for digest in state.renamed.iter().filter(|digest| !state.replaced.contains(*digest)) {
+                let _ = fs::remove_file(self.store.blob_path(digest));
             }
         }
         state.staged.clear();

@@ -43,7 +43,7 @@ pub fn is_store(path: &Path) -> bool {
 /// Copies models from the store at `from` into the one at `root`, which is made if there is none. It may be the same
 /// store, in which a model then has another name, too.
 ///
-/// A blob that is there already, by digest and length, is not read; all others are hashed.
+/// A blob that is there already is not read, unless another program wrote it; all others are hashed.
 ///
 /// # Errors
 /// Faults of the stores themselves. A model that cannot be copied is in the report and leaves the others alone.
