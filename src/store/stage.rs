@@ -13,7 +13,7 @@ use super::{Lock, RepairedFile, Store, beneath};
 use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
-use crate::format::ollama;
+use crate::format::ollama::{self, Layer, Manifest};
 use crate::model::ModelName;
 
 /// Staged bytes after which the finished blobs are made durable and renamed.
@@ -26,6 +26,7 @@ const STRIDE: u64 = 8 << 20;
 /// Holding the writers' lock makes that safe: no other process can have come to rely on them.
 pub(super) struct Stage<'a> {
     store: &'a Store,
+    lock: &'a Lock,
     dir: PathBuf,
     /// If it is there, only these blobs are taken, with their lengths, whatever the store has in their places.
     waited: Option<HashMap<Digest, u64>>,
@@ -36,6 +37,8 @@ pub(super) struct Stage<'a> {
 struct State {
     staged: HashMap<Digest, TempPath>,
     staged_bytes: u64,
+    /// Those that were there.
+    present: HashSet<Digest>,
     renamed: HashSet<Digest>,
     /// Those of them that took the place of a file.
     replaced: HashSet<Digest>,
@@ -79,18 +82,18 @@ impl Draft {
 
 impl<'a> Stage<'a> {
     /// Begins; what an earlier command left behind in `.wmount/tmp` when it was killed is removed.
-    pub fn new(store: &'a Store, _lock: &Lock) -> Result<Stage<'a>> {
+    pub fn new(store: &'a Store, lock: &'a Lock) -> Result<Stage<'a>> {
         store.check_one_file_system()?;
         let dir = store.own_path("tmp")?;
         if dir.exists() {
             fs::remove_dir_all(&dir).at(&dir)?;
         }
         fs::create_dir(&dir).at(&dir)?;
-        Ok(Stage { store, dir, waited: None, state: Mutex::default() })
+        Ok(Stage { store, lock, dir, waited: None, state: Mutex::default() })
     }
 
     /// Begins, to take these blobs alone, each in the place of a damaged one. They stay once they have their names.
-    pub fn replacing(store: &'a Store, lock: &Lock, waited: HashMap<Digest, u64>) -> Result<Stage<'a>> {
+    pub fn replacing(store: &'a Store, lock: &'a Lock, waited: HashMap<Digest, u64>) -> Result<Stage<'a>> {
         let mut stage = Stage::new(store, lock)?;
         stage.waited = Some(waited);
         stage.keep();
@@ -109,7 +112,7 @@ impl<'a> Stage<'a> {
 
     /// The blobs that are written and have no names yet.
     pub fn staged(&self) -> HashSet<Digest> {
-        self.lock().staged.keys().copied().collect()
+        self.state().staged.keys().copied().collect()
     }
 
     /// Whether the store has the blob, with this length, or will have it.
@@ -127,7 +130,7 @@ impl<'a> Stage<'a> {
 
     /// Whether the store has the blob or will have it; what `is_trusted` says is not hashed.
     fn has_where(&self, digest: &Digest, len: u64, is_trusted: impl FnOnce(&Metadata) -> bool) -> bool {
-        let state = self.lock();
+        let state = self.state();
         if state.staged.contains_key(digest) || state.renamed.contains(digest) {
             return true;
         }
@@ -135,13 +138,12 @@ impl<'a> Stage<'a> {
         if let Some(waited) = &self.waited {
             return !waited.contains_key(digest);
         }
-        let checked = self.check_there(digest, len, is_trusted);
-        if let Err(fault) = &checked
-            && fs::symlink_metadata(self.store.blob_path(digest)).is_ok()
-        {
+        if let Err(fault) = self.check_there(digest, len, is_trusted) {
             tracing::debug!("blob {digest}: {fault}");
+            return false;
         }
-        checked.is_ok()
+        self.state().present.insert(*digest);
+        true
     }
 
     /// Looks at what has the blob's name as a reader would.
@@ -233,7 +235,7 @@ impl<'a> Stage<'a> {
         let file = File::open(&shared).at(&shared)?;
         let actual = hash(&file).map_err(|error| damaged(error.to_string()))?;
         digest.check(actual).map_err(damaged)?;
-        self.lock().staged.insert(*digest, shared);
+        self.state().staged.insert(*digest, shared);
         Ok(true)
     }
 
@@ -259,7 +261,7 @@ impl<'a> Stage<'a> {
         }
         file.as_file().set_permissions(Permissions::from_mode(0o444)).at(file.path())?;
         start_writeback(file.as_file(), 0, len);
-        let mut state = self.lock();
+        let mut state = self.state();
         // Two threads may have written the same bytes at once.
         if state.staged.contains_key(&digest) {
             return Ok(false);
@@ -274,12 +276,12 @@ impl<'a> Stage<'a> {
 
     /// Makes all blobs durable and gives them their names.
     pub fn flush(&self) -> Result<()> {
-        self.rename(&mut self.lock())
+        self.rename(&mut self.state())
     }
 
     /// The blobs stay: a manifest names them.
     pub fn keep(&self) {
-        self.lock().keep = true;
+        self.state().keep = true;
     }
 
     /// Makes the blobs, which are flushed, a model, in the place of one if `replace` says so.
@@ -292,17 +294,48 @@ impl<'a> Stage<'a> {
                 "model {name} has too many tensors: its manifest of {len} bytes is over {most}"
             )));
         }
-        if fs::read(&path).is_ok_and(|old| old == manifest) {
+        let old = self.store.find_any(name)?;
+        let old_bytes = fs::read(&path).ok();
+        if old_bytes.as_deref() == Some(manifest) {
             self.keep();
-            return Ok(());
+            return self.check_all_there(&path, manifest);
         }
-        if replace && let Some(old) = self.store.find_any(name)? {
-            self.store.keep_removed(&old)?;
+        if replace && let Some(old) = &old {
+            self.store.keep_removed(old)?;
         }
-        write_durably(&self.store.own_path("tmp")?, &path, manifest, || self.keep())
+        let temporary = self.store.own_path("tmp")?;
+        write_durably(&temporary, &path, manifest, || self.keep())?;
+        self.check_all_there(&path, manifest).map_err(|gone| {
+            let taken_back = match (&old, old_bytes) {
+                (Some(old), Some(bytes)) => write_durably(&temporary, &path, &bytes, || ()).map(|()| {
+                    let _ = File::open(&path).and_then(|file| file.set_modified(old.written));
+                }),
+                _ => self.store.remove_locked(name, self.lock),
+            };
+            match taken_back {
+                Ok(()) => gone,
+                Err(error) => Error::Invalid(format!("{gone}; model {name} is damaged until then: {error}")),
+            }
+        })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    /// Looks for the blobs that a manifest names, now that it has its own name, as far as this command saw to them: a program
+    /// that looks at the manifests removes none from here on, but one that has looked before may have.
+    fn check_all_there(&self, path: &Path, manifest: &[u8]) -> Result<()> {
+        let state = self.state();
+        let is_gone = |digest: &Digest| {
+            (state.present.contains(digest) || state.renamed.contains(digest))
+                && !fs::metadata(self.store.blob_path(digest)).is_ok_and(|found| found.is_file())
+        };
+        match Manifest::parse(manifest).at(path)?.blobs().find(|layer| is_gone(&layer.digest)) {
+            None => Ok(()),
+            Some(Layer { digest, .. }) => Err(Error::Invalid(format!(
+                "blob {digest}: another program removed it meanwhile: run the import again"
+            ))),
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -451,3 +484,6 @@ fn start_writeback(file: &File, offset: u64, len: u64) {
     #[cfg(not(target_os = "linux"))]
     let _ = (file, offset, len);
 }
+
+#[cfg(test)]
+mod tests;
