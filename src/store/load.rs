@@ -75,8 +75,23 @@ impl Store {
         let path = self.manifest_path(name);
         let manifest = Manifest::parse(bytes).at(&path)?;
         check_sizes(&manifest).at(path)?;
-        let map = |digest: &Digest, len| self.small_blob(digest, len, recipe::MAX_RECIPE);
-        self.model(name, written, &manifest, bytes, &map)
+        // Who may read a model, and what gc leaves of it, the manifest says: no recipe leads beyond it.
+        let layers: HashSet<Digest> = manifest.blobs().map(|layer| layer.digest).collect();
+        let strange = |digest: &Digest| {
+            let what = format!("a recipe names blob {digest}, and no layer does: import the model again");
+            Error::format(self.manifest_path(name), Fault::new(0, what))
+        };
+        let map = |digest: &Digest, len| match layers.contains(digest) {
+            true => self.small_blob(digest, len, recipe::MAX_RECIPE),
+            false => Err(strange(digest)),
+        };
+        let model = self.model(name, written, &manifest, bytes, &map)?;
+        for file in model.sources.iter().flat_map(|source| &source.files) {
+            if let Some(outside) = file.content.digests().find(|digest| !layers.contains(digest)) {
+                return Err(strange(&outside));
+            }
+        }
+        Ok(model)
     }
 
     /// A model that every layout shows, or does not show, as it does that of [`Store::load`]: with a few of the tensors, and

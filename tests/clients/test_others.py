@@ -119,6 +119,52 @@ def test_a_blob_that_is_not_there_at_first_may_turn_out_to_be_private(hers, plac
     run("umount", place / "mnt")
 
 
+def put(store: Path, media_type: str, data: bytes, uid: int, mode: int = 0o644, **more) -> dict:
+    """A blob of a user's; its layer."""
+    digest = hashlib.sha256(data).hexdigest()
+    blob = store / f"blobs/sha256-{digest}"
+    if not blob.exists():
+        blob.write_bytes(data)
+        os.chown(blob, uid, uid)
+        blob.chmod(mode)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data), **more}
+
+
+def put_model(store: Path, name: str, layers: list[dict], uid: int) -> Path:
+    config = put(store, "application/vnd.docker.container.image.v1+json", b"{}", uid)
+    manifest = store / "manifests/registry.ollama.ai/library" / name / "latest"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "config": config, "layers": layers}))
+    os.chown(manifest, uid, uid)
+    return manifest
+
+
+@pytest.mark.parametrize("through", ["recipe", "map"])
+def test_a_recipe_shows_no_blob_that_the_manifest_does_not_name(hers, place, through):
+    """Who may read a model is told by the blobs that its manifest names."""
+    private = put(hers, "", b"Alice's alone " * 40, ALICE, 0o600)
+    blobs = [[private["digest"].removeprefix("sha256:"), private["size"]]]
+    extents = [[0, 0]]
+    layers = []
+    file = {"path": "stolen.bin", "mtime": [0, 0], "extents": extents}
+    if through == "map":
+        text = json.dumps({"version": 1, "blobs": blobs, "extents": extents}).encode()
+        layers.append(put(hers, "application/vnd.wmount.map", text, BOB))
+        file = file | {"map": [layers[0]["digest"].removeprefix("sha256:"), len(text)]}
+        del file["extents"]
+        blobs = []
+    recipe = {"version": 1, "kind": "safetensors", "blobs": blobs, "dirs": [], "files": [file]}
+    layers.append(put(hers, "application/vnd.wmount.recipe", json.dumps(recipe).encode(), BOB, name="src"))
+    put_model(hers, "thief", layers, BOB)
+    run("--allow-other", hers, place / "mnt")
+    stolen = as_user(BOB, "cat", place / "mnt/original/thief/latest/src/stolen.bin")
+    assert stolen.returncode != 0 and not stolen.stdout
+    assert reads(BOB, place / "mnt" / SHARD)
+    run("umount", place / "mnt")
+    damaged = json.loads(run("verify", "--json", "-s", hers, check=False).stdout)["damaged"]
+    assert any("a recipe names blob" in it["fault"] for it in damaged), damaged
+
+
 @pytest.mark.parametrize("closed", ["store", "store/blobs"])
 def test_a_directory_that_others_may_not_enter_counts(hers, place, closed):
     os.chmod(place / closed, 0o700)
