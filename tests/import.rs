@@ -249,10 +249,57 @@ fn a_store_in_what_is_imported_is_refused() {
 #[test]
 fn what_is_passed_over_beside_packages_is_told() {
     let store = Store::none();
-    let (all, passed_over) = (store.dir.path().join("all"), store.dir.path().join("all/.git"));
-    fs::create_dir_all(&passed_over).unwrap();
-    fs::rename(store.package("s1", 1, &other(7)), all.join("s1.mlpackage")).unwrap();
-    assert_eq!(store.add("all", &[&all])["skipped"], serde_json::json!([passed_over]));
+    let all = store.dir.path().join("all");
+    for dir in [".git", "empty"] {
+        fs::create_dir_all(all.join(dir)).unwrap();
+    }
+    for name in ["s1", "s2"] {
+        let package = format!("{name}.mlpackage");
+        fs::rename(store.package(name, name[1..].parse().unwrap(), &other(7)), all.join(package)).unwrap();
+    }
+    for name in [".gitattributes", "README.md"] {
+        fs::write(all.join(name), "text").unwrap();
+    }
+    fs::write(all.join("._s1.mlpackage"), b"\x00\x05\x16\x07 and more").unwrap();
+    let report = store.add("all", &[&all]);
+    assert_eq!(report["sources"], serde_json::json!(["s1.mlpackage", "s2.mlpackage"]));
+    let mut skipped: Vec<String> = serde_json::from_value(report["skipped"].clone()).unwrap();
+    skipped.sort();
+    let expected = [".git", "._s1.mlpackage", ".gitattributes", "README.md", "empty"];
+    let mut expected = expected.map(|name| all.join(name).to_str().unwrap().to_owned());
+    expected.sort();
+    assert_eq!(skipped, expected);
+    store.check();
+}
+
+#[test]
+fn packages_beside_another_model_are_to_be_imported_by_themselves() {
+    let store = Store::of_two();
+    let all = store.dir.path().join("all");
+    fs::create_dir_all(all.join("sub")).unwrap();
+    fs::rename(store.package("s8", 8, &other(7)), all.join("a.mlpackage")).unwrap();
+    for beside in ["config.json", "sub/model.gguf"] {
+        fs::write(all.join(beside), "{}").unwrap();
+        let advice = format!("import them, such as {}/a.mlpackage\n", all.display());
+        refused(&store, "all", &[&all], &advice);
+        fs::remove_file(all.join(beside)).unwrap();
+    }
+    let around = store.dir.path().join("around");
+    fs::create_dir_all(around.join("deep")).unwrap();
+    fs::rename(&all, around.join("deep/all")).unwrap();
+    refused(&store, "all", &[&around], "deep/all/a.mlpackage\n");
+    store.add("all", &[&around.join("deep/all/a.mlpackage")]);
+}
+
+#[test]
+fn what_macos_keeps_beside_a_file_is_no_part_of_a_model() {
+    let store = Store::none();
+    let dir = store.chat();
+    let (theirs, mine) = (dir.join("._model.safetensors"), dir.join("._mine"));
+    fs::write(&theirs, b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X").unwrap();
+    fs::write(&mine, "of another form").unwrap();
+    assert_eq!(store.add("chat", &[&dir])["skipped"], serde_json::json!([theirs]));
+    assert_eq!(store.run(&["cat", "original/chat/latest/chat/._mine"]), "of another form");
 }
 
 #[test]

@@ -93,7 +93,7 @@ pub struct ImportReport {
     pub added: Counts,
     /// In the store already: bytes that were not written again.
     pub present: Counts,
-    /// Passed over: `.git`, `.cache`, `.DS_Store`.
+    /// Passed over: `.git`, `.cache`, `.DS_Store`, AppleDouble files, and what lies beside packages.
     pub skipped: Vec<PathBuf>,
 }
 

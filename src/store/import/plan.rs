@@ -21,6 +21,10 @@ use crate::model::SourceKind;
 const INDEX: &str = "model.safetensors.index.json";
 /// How the names of safetensors files end.
 pub(super) const ENDING: &str = ".safetensors";
+/// How those of Core ML's directories do.
+const PACKAGES: [&str; 2] = [".mlpackage", ".mlmodelc"];
+/// How those of its bare models do.
+const BARE: &str = ".mlmodel";
 
 /// The headers of safetensors files by path.
 type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
@@ -35,9 +39,10 @@ pub(super) fn plan_all(given: &Given, bounds: &Bounds, blob_threshold: u64) -> R
             plans.push(plan_scan(path, whole, blob_threshold)?);
             continue;
         }
-        let mut beside: Vec<PathBuf> =
-            whole.skipped.into_iter().filter(|skipped| skipped.parent() == Some(path.as_path())).collect();
+        let mut beside: Vec<PathBuf> = beside(&whole, &packages).map(|name| path.join(name)).collect();
+        beside.extend(whole.skipped.iter().filter(|skipped| skipped.parent() == Some(path.as_path())).cloned());
         for package in packages {
+            let package = path.join(package);
             let mut scan = scan(&package, bounds)?;
             scan.skipped.append(&mut beside);
             plans.push(plan_scan(&package, scan, blob_threshold)?);
@@ -51,13 +56,41 @@ pub(super) fn plan_all(given: &Given, bounds: &Bounds, blob_threshold: u64) -> R
     }
 }
 
-/// The packages of a directory that holds nothing else at its top; bare and compiled models count as such.
-fn packages_in(path: &Path, scan: &Scan) -> Result<Vec<PathBuf>> {
-    let dirs = scan.dirs.iter().map(|dir| (dir.path.as_str(), [".mlpackage", ".mlmodelc"].as_slice()));
-    let files = scan.files.iter().map(|file| (file.path.as_str(), [".mlmodel"].as_slice()));
-    let top: Vec<(&str, &[&str])> = dirs.chain(files).filter(|(path, _)| !path.contains('/')).collect();
-    let only_packages = path.is_dir() && top.iter().all(|(name, ends)| ends.iter().any(|end| name.ends_with(end)));
-    Ok(if only_packages { top.into_iter().map(|(name, _)| path.join(name)).collect() } else { Vec::new() })
+/// The names of the packages at the top of a directory; bare and compiled models count as such.
+///
+/// None if the directory is a package itself, or has what is another model's outside of them.
+fn packages_in<'a>(path: &Path, scan: &'a Scan) -> Result<Vec<&'a str>> {
+    let is_package = |name: &&str| !name.contains('/') && PACKAGES.iter().any(|end| name.ends_with(end));
+    let dirs = scan.dirs.iter().map(|dir| &*dir.path).filter(is_package);
+    let bare = scan.files.iter().map(|file| &*file.path).filter(|name| !name.contains('/') && name.ends_with(BARE));
+    let packages: Vec<&str> = dirs.chain(bare).collect();
+    if !path.is_dir() || packages.is_empty() || coreml::kind(path, &name_of(path)?, scan).is_some() {
+        return Ok(Vec::new());
+    }
+    let is_outside = |file: &&FoundFile| !packages.contains(&top(&file.path));
+    let of_another = |file: &FoundFile| {
+        let ends = [ENDING, ".gguf", ".amb", BARE];
+        ends.iter().any(|end| file.path.ends_with(end)) || package(&file.path).is_some() || file.path == "config.json"
+    };
+    let is_alone = gds::manifest_in(scan).is_none() && !scan.files.iter().filter(is_outside).any(of_another);
+    Ok(if is_alone { packages } else { Vec::new() })
+}
+
+/// The names at the top of a directory that are not among its packages.
+fn beside<'a>(scan: &'a Scan, packages: &[&str]) -> impl Iterator<Item = &'a str> {
+    let paths = scan.dirs.iter().map(|dir| &*dir.path).chain(scan.files.iter().map(|file| &*file.path));
+    paths.filter(|path| !path.contains('/') && !packages.contains(path))
+}
+
+/// The first component of a path.
+fn top(path: &str) -> &str {
+    path.split('/').next().unwrap_or(path)
+}
+
+/// The outermost package or compiled model that a path is in.
+fn package(path: &str) -> Option<&str> {
+    let dirs = path.match_indices('/').map(|(at, _)| &path[..at]);
+    dirs.into_iter().find(|dir| PACKAGES.iter().any(|end| dir.ends_with(end)))
 }
 
 fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan> {
@@ -91,10 +124,11 @@ fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan>
 /// The error of a path that is nothing to import: what lies in it may be.
 fn no_source(path: &Path, scan: &Scan) -> Error {
     let place = path.display();
-    let is_one = |file: &&FoundFile| [".gguf", ".amb", ".mlmodel"].iter().any(|end| file.path.ends_with(end));
-    Error::Invalid(match scan.files.iter().find(is_one) {
-        Some(file) if path.is_dir() => {
-            format!("{place}: is no model, but has files in it that are: import them, such as {place}/{}", file.path)
+    let is_one = |path: &&str| [".gguf", ".amb", BARE].iter().any(|end| path.ends_with(end));
+    let models = scan.files.iter().filter_map(|file| package(&file.path).or(Some(&*file.path).filter(is_one)));
+    Error::Invalid(match models.min() {
+        Some(model) if path.is_dir() => {
+            format!("{place}: is no model, but has models in it: import them, such as {}", path.join(model).display())
         }
         _ => format!(
             "{place}: is nothing that can be imported: no .mlpackage, .mlmodel or .mlmodelc, no .amb or .gguf file, \

@@ -1,9 +1,9 @@
 //! What lies below a path that is to be imported: regular files and directories, links followed as far as they may lead.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, Metadata};
-use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -11,8 +11,12 @@ use super::bounds::{Bounds, look};
 use crate::error::{AtPath, Error, Result};
 use crate::model::{MAX_DIRS, check_path};
 
-/// Directories that tools keep beside models; they are no part of one.
+/// What tools keep beside models; it is no part of one.
 const SKIPPED: [&str; 3] = [".git", ".cache", ".DS_Store"];
+
+/// How the names of AppleDouble files begin, in which macOS keeps what other file systems do not hold of the file of the
+/// same name without it, and how their content does.
+const APPLE_DOUBLE: (&str, [u8; 4]) = ("._", [0x00, 0x05, 0x16, 0x07]);
 
 /// Paths to one directory, at the most: links can make very many of few.
 const MOST: u32 = 64;
@@ -48,7 +52,7 @@ pub(super) struct Scan {
     pub files: Vec<FoundFile>,
     /// The directories in order of path, without the source itself.
     pub dirs: Vec<FoundDir>,
-    /// What was passed over by name.
+    /// What was passed over.
     pub skipped: Vec<PathBuf>,
 }
 
@@ -138,6 +142,18 @@ fn found_file(path: String, place: &Path, real: PathBuf, metadata: &Metadata) ->
     FoundFile { path, place: place.to_owned(), real, len: metadata.len(), mtime }
 }
 
+/// Whether a file is of AppleDouble; who reads one that cannot be read is told why.
+fn is_apple_double(name: &str, place: &Path) -> bool {
+    let (begin, magic) = APPLE_DOUBLE;
+    let mut head = [0; 4];
+    let mut read = || {
+        // By now it may be a FIFO.
+        let open = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(place);
+        open.and_then(|mut file| file.read_exact(&mut head))
+    };
+    name.starts_with(begin) && read().is_ok() && head == magic
+}
+
 fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
@@ -166,7 +182,10 @@ impl Walk<'_> {
             check_path(&path).map_err(|what| Error::Invalid(format!("{}: {what}", place.display())))?;
             let (metadata, real) = checked(&place, self.bounds)?;
             if metadata.is_file() {
-                self.scan.files.push(found_file(path, &place, real, &metadata));
+                match is_apple_double(name, &place) {
+                    true => self.scan.skipped.push(place),
+                    false => self.scan.files.push(found_file(path, &place, real, &metadata)),
+                }
                 continue;
             }
             let refuse = |what: String| Err(Error::Invalid(format!("{}: {what}", place.display())));
