@@ -149,6 +149,29 @@ fn replacing_shows_the_new_content_and_gc_takes_the_old() {
 }
 
 #[test]
+fn what_a_replaced_model_has_no_more_is_told_before_and_after() {
+    let store = Store::of_two();
+    let elsewhere = Store::none();
+    let package = elsewhere.package("s8", 16, &other(7));
+    let gone = ["chat", "s1.mlpackage"];
+    refused(&store, "llama:chat", &[&package], "--replace it, which takes chat, s1.mlpackage away from it");
+    let report = succeed(store.import("llama:chat", &[&package]).arg("--replace"));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["dropped"], serde_json::json!(gone));
+    let text = succeed(store.command(&["import", "-n", "llama:code", "--replace"]).arg(&package));
+    assert!(text.contains("dropped        code; gc removes"), "{text}");
+    assert_eq!(store.add("llama:code", &[&package])["dropped"], serde_json::json!([]));
+    // Another model of the name in another store.
+    let path = elsewhere.path();
+    elsewhere.add("llama:chat", &[&elsewhere.chat()]);
+    let line = refuse(store.command(&["import"]).arg(&path));
+    assert!(line.contains("--replace it, which takes s8.mlpackage away from it"), "{line}");
+    let report = succeed(store.command(&["import", "--replace", "--json"]).arg(&path));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["models"][0]["dropped"], serde_json::json!(["s8.mlpackage"]));
+}
+
+#[test]
 fn every_damaged_input_is_refused_and_leaves_the_store_as_it_was() {
     let store = Store::of_two();
     let names = ["model.safetensors"; 4].into_iter().chain(["config"; 1]);

@@ -29,7 +29,7 @@ pub struct ImportArgs {
     /// Of a store, this model only; may be repeated
     #[arg(short, long = "model", value_name = "MODEL")]
     models: Vec<ModelName>,
-    /// Put the new model in the place of one that is there
+    /// Put the new model in the place of one that is there, with all that one has
     #[arg(long)]
     replace: bool,
     /// Follow links in PATH that lead out of it
@@ -109,6 +109,9 @@ fn text(report: &ImportReport) -> String {
         if !list.is_empty() {
             text += &format!("  {what:<13}  {}\n", list.join(", "));
         }
+    }
+    if !report.dropped.is_empty() {
+        text += &format!("  dropped        {}; gc removes what no other model has\n", report.dropped.join(", "));
     }
     text += &format!("  added          {}\n", counts(&report.added));
     text += &format!("  already there  {} saved\n", counts(&report.present));

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::piece::{Content, Piece, TensorName};
 use super::pieces::{Place, Stored};
 use super::source::SourcePlan;
+use super::told;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::{ExtentBytes, ExtentMap};
@@ -13,13 +14,15 @@ use crate::format::recipe;
 use crate::model::{Model, ModelName, Source, SourceDir, SourceFile, SourceKind};
 use crate::store::stage::Stage;
 
-/// The manifest of the model with the new sources in it; recipes and the config are staged on the way.
+/// The manifest of the model with the new sources in it; recipes and the config are staged on the way. An error says that
+/// `dropped` would go if the model was replaced.
 pub(super) fn manifest(
     stage: &Stage,
     name: &ModelName,
     plans: Vec<SourcePlan>,
     stored: &Stored,
     existing: Option<(Manifest, Model)>,
+    dropped: &[String],
 ) -> Result<Vec<u8>> {
     let merged = plans.iter().filter_map(|plan| Some(&plan.merged.as_ref()?.piece));
     let pieces = plans.iter().flat_map(|plan| plan.pieces.iter().flatten());
@@ -49,8 +52,10 @@ pub(super) fn manifest(
         if let Some(old) = old {
             if !same_content(old, &source) {
                 return Err(Error::Invalid(format!(
-                    "model {name} has {:?} already, with other content: rename what you import, or --replace the model",
-                    source.name
+                    "{:?}, with other content, is in model {name} already: rename what you import, give another name or tag, \
+                     or {}",
+                    source.name,
+                    told::replace_it(dropped)
                 )));
             }
             continue;

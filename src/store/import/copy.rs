@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use super::{Counts, ImportReport, Progress};
+use super::{Counts, ImportReport, Progress, told};
 use crate::cores::cores;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::format::ollama::Manifest;
+use crate::format::ollama::{self, Manifest};
 use crate::model::ModelName;
 use crate::store::stage::Stage;
 use crate::store::{Found, Store};
@@ -90,12 +90,22 @@ fn copy_one(
     // What cannot be read is no model, whatever its blobs are; what is wrong with a part of it comes along.
     from.load(found)?;
     let path = store.manifest_path(name);
-    if !replace
-        && let Some(old) = store.find_any(name)?
-        && store.manifest_bytes(&old)? != bytes
-    {
-        let what = format!("the store has another model {name}: give a new name, or --replace it");
-        return Err(Error::Invalid(what));
+    let mut dropped = Vec::new();
+    if let Some(old) = store.find_any(name)? {
+        let old = match store.manifest_bytes(&old) {
+            // What cannot be read may be replaced, too.
+            Err(_) if replace => Vec::new(),
+            old => old?,
+        };
+        let new = manifest.layers.iter().filter(|layer| layer.media_type == ollama::OWN_RECIPE);
+        let new = new.map(|layer| &*layer.name).collect();
+        dropped = Manifest::parse(&old).map_or_else(|_| Vec::new(), |old| told::dropped(&old, &new));
+        if old == bytes {
+            dropped.clear();
+        } else if !replace {
+            let what = told::replace_it(&dropped);
+            return Err(Error::Invalid(format!("the store has another model {name}: give a new name, or {what}")));
+        }
     }
     // One that goes by two lengths is looked at for each of them.
     let blobs: HashMap<(Digest, u64), bool> =
@@ -109,6 +119,7 @@ fn copy_one(
     Ok(ImportReport {
         model: name.to_string(),
         sources: vec![from.root().display().to_string()],
+        dropped,
         added,
         present,
         ..ImportReport::default()

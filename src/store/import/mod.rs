@@ -85,6 +85,8 @@ pub struct ImportReport {
     pub formats: Vec<String>,
     /// What the model had before and keeps, with formats.
     pub joined: Vec<String>,
+    /// What the model had before and has no more, since it was replaced.
+    pub dropped: Vec<String>,
     /// The directories whose tensors are those of components.
     pub components: Vec<String>,
     /// What has a format of its own, and is kept as files since it lies in the directory of another.
@@ -124,12 +126,17 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     }
     let store = Store::create(root)?;
     let lock = store.lock()?;
-    let existing = match (store.find_any(&name)?, options.replace) {
-        (Some(found), false) => Some((store.manifest(&found)?, store.load(&found)?)),
+    let old = store.find_any(&name)?;
+    let new: HashSet<&str> = plans.iter().map(|plan| &*plan.name).collect();
+    // One that cannot be read may be replaced, too.
+    let dropped = old.as_ref().and_then(|found| Some(told::dropped(&store.manifest(found).ok()?, &new)));
+    let dropped = dropped.unwrap_or_default();
+    let existing = match &old {
+        Some(found) if !options.replace => Some((store.manifest(found)?, store.load(found)?)),
         _ => None,
     };
     if let Some((_, model)) = &existing {
-        check_joinable(model, &plans, options.name.is_some())?;
+        check_joinable(model, &plans, options.name.is_some(), &dropped)?;
     }
     let stage = Stage::new(&store, &lock)?;
     let lens = plans.iter().flat_map(|plan| &plan.scan.files).map(|file| file.len);
@@ -143,6 +150,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
         model: name.to_string(),
         sources: plans.iter().map(|plan| plan.name.clone()).collect(),
         formats: plans.iter().map(|plan| told::named(&plan.name, plan.kind)).collect(),
+        dropped: if options.replace { dropped.clone() } else { Vec::new() },
         joined: existing.as_ref().map_or_else(Vec::new, |(_, model)| told::joined(model, &plans)),
         components: plans.iter().flat_map(told::components).collect(),
         kept: plans.iter().flat_map(told::kept).collect(),
@@ -150,7 +158,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
         present: stored.present,
         skipped: plans.iter().flat_map(|plan| plan.scan.skipped.iter().cloned()).collect(),
     };
-    let manifest = assemble::manifest(&stage, &name, plans, &stored, existing)?;
+    let manifest = assemble::manifest(&stage, &name, plans, &stored, existing, &dropped)?;
     stage.flush()?;
     // Who imports may delete the originals then: what could not be read back is not taken.
     store.model_of(&name, SystemTime::now(), &manifest).map_err(|error| {
@@ -199,10 +207,11 @@ fn name_from(given: &Given) -> Result<ModelName> {
 }
 
 /// Packages join a model that is named; a second set of weights does not.
-fn check_joinable(model: &Model, plans: &[SourcePlan], is_named: bool) -> Result<()> {
+fn check_joinable(model: &Model, plans: &[SourcePlan], is_named: bool, dropped: &[String]) -> Result<()> {
     let is_same = |old: &Source, new: &SourcePlan| (&old.name, old.kind) == (&new.name, new.kind);
     let refused = |why: String, joining: String| {
-        let what = format!("model {} {why}: {joining}give another name or tag, or --replace it", model.name);
+        let replace = told::replace_it(dropped);
+        let what = format!("model {} {why}: {joining}give another name or tag, or {replace}", model.name);
         Err(Error::Invalid(what))
     };
     if let Some(new) = plans.iter().find(|plan| plan.kind.is_weights()) {

@@ -101,7 +101,7 @@ impl Salvage {
         let name = ModelName::from_any("salvage")?;
         let sources = plans.iter().map(|plan| plan.scan.files.first().map(|file| file.place.clone())).next().flatten();
         let before = stage.staged();
-        assemble::manifest(stage, &name, plans, &stored, None)?;
+        assemble::manifest(stage, &name, plans, &stored, None, &[])?;
         for digest in stage.staged().difference(&before) {
             self.places.entry(*digest).or_insert_with(|| sources.clone().unwrap_or_default());
         }
