@@ -1,6 +1,6 @@
 //! Hashing blobs when they are first used: what `wmount --verify-on-read` does, and an import with what others wrote.
 //!
-//! The result is remembered for the version of the blob's file that was hashed: its inode number, length and time.
+//! The result is remembered for the version of the blob's file that was hashed: its inode number, length and times.
 
 use std::fs::File;
 use std::io;

@@ -14,18 +14,22 @@ pub struct Seen {
     version: Option<Version>,
 }
 
-/// One version of a file.
+/// One version of a file. The time of its inode's last change is part of it, since anybody can set the other; a new name
+/// for the file changes that time, too, so that what is the same can count as another version, never the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Version {
     inode: u64,
     len: u64,
     mtime: (i64, i64),
+    changed: (i64, i64),
 }
 
 impl Version {
     /// The version that was found.
     pub fn of(found: &Metadata) -> Version {
-        Version { inode: found.ino(), len: found.len(), mtime: (found.mtime(), found.mtime_nsec()) }
+        let mtime = (found.mtime(), found.mtime_nsec());
+        let changed = (found.ctime(), found.ctime_nsec());
+        Version { inode: found.ino(), len: found.len(), mtime, changed }
     }
 }
 

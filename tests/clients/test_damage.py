@@ -350,6 +350,27 @@ def test_verify_on_read_checks_a_blob_once_and_who_comes_meanwhile_waits(damage,
     assert verified(mount) == before + 1
 
 
+@pytest.mark.parametrize("read", ["cache", "direct"])
+def test_verify_on_read_is_not_deceived_by_times_that_were_set_back(damage, checking, read):
+    """As `touch -r` and `cp -p` set them: damage with the time of the whole blob, and the mended blob with that time."""
+    times = os.stat(damage.path)
+
+    def back():
+        os.utime(damage.path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    damage.flip()
+    back()
+    mount = checking("--read", read)
+    assert is_eio(mount / AMB)
+    damage.path.write_bytes(damage.bytes)
+    back()
+    assert eventually(lambda: not is_eio(mount / AMB))
+    if read == "direct":
+        damage.flip()
+        back()
+        assert is_eio(mount / AMB)
+
+
 def test_verify_on_read_sees_what_changes_under_it(damage, checking):
     mount = checking("--read", "direct")
     with open(mount / SHARD, "rb", buffering=0) as f:
