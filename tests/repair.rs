@@ -6,7 +6,7 @@
 mod common;
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
@@ -212,6 +212,26 @@ fn a_running_mount_shows_repaired_bytes() {
     let mut bytes = vec![0; open.metadata().unwrap().len() as usize];
     open.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(Digest::of(&bytes), expected[0]);
+}
+
+#[test]
+fn a_repair_is_noticed_though_the_damaged_file_has_the_inode_number_of_an_earlier_one() {
+    let (store, other) = (Store::of_two(), Store::of_two());
+    let (digest, path) = blob(&store, "llama:code", TENSOR);
+    flip(&path);
+    // As earlier versions wrote it, of a repair before the mount.
+    let earlier = format!("{} {}\n", digest.file_name(), fs::metadata(&path).unwrap().ino());
+    fs::write(store.path().join(".wmount/repaired"), &earlier).unwrap();
+    let (mounted, right) = (Mounted::new(&store.path()), Mounted::new(&other.path()));
+    let file = "original/llama/code/code/model.safetensors";
+    let expected = digest_of(&right.path(file));
+    assert_ne!(digest_of(&mounted.path(file)), expected);
+    repaired_all(&store, &[&other.path()], 1);
+    eventually("the repaired bytes are shown", || digest_of(&mounted.path(file)) == expected);
+    let log = fs::read_to_string(store.path().join(".wmount/repaired")).unwrap();
+    let lines: Vec<Vec<&str>> = log.lines().map(|line| line.split(' ').collect()).collect();
+    assert_eq!((lines.len(), lines[0][..2].join(" ")), (2, earlier.trim_end().to_owned()), "{log}");
+    assert!(lines[1][2].parse::<u128>().unwrap() > 0, "{log}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::import::{self, Progress};
 use super::stage::Stage;
@@ -27,7 +28,7 @@ use crate::format::ollama::{self, Layer, Manifest};
 
 /// The file in `.wmount/` that tells mounts what was repaired.
 const LOG: &str = "repaired";
-/// Lines of it that are kept.
+/// Lines of earlier repairs that are kept.
 const LOG_LINES: usize = 10_000;
 
 /// A blob that was damaged and is whole again.
@@ -40,8 +41,16 @@ pub struct Repaired {
     pub from: String,
 }
 
-/// One line of the log: a blob, and the inode number of the file that was damaged.
-pub type RepairedFile = (Digest, u64);
+/// One line of the log: a blob that was repaired, each time it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RepairedFile {
+    /// The blob.
+    pub digest: Digest,
+    /// The inode number of the file that was damaged, 0 if there was none; it may be that of another file since.
+    pub inode: u64,
+    /// When, in nanoseconds since 1970, so that no two repairs are one; 0 where the log was written without.
+    pub time: u128,
+}
 
 /// What is looked for, and what was found.
 struct Search<'a> {
@@ -64,8 +73,8 @@ impl Store {
         }
         let lock = self.lock()?;
         let stage = Stage::replacing(self, &lock, missing.clone())?;
-        let old = |digest: &Digest| fs::metadata(self.blob_path(digest)).map(|found| (*digest, found.ino()));
-        let files: Vec<RepairedFile> = missing.keys().filter_map(|digest| old(digest).ok()).collect();
+        let inode = |digest| fs::metadata(self.blob_path(digest)).map_or(0, |found| found.ino());
+        let inodes: Vec<(Digest, u64)> = missing.keys().map(|digest| (*digest, inode(digest))).collect();
         let (stores, others): (Vec<&PathBuf>, Vec<&PathBuf>) = from.iter().partition(|path| import::is_store(path));
         let stores: Vec<Store> = stores.into_iter().map(Store::open).collect::<Result<_>>()?;
         let mut search = Search { stage: &stage, missing, found: HashMap::new() };
@@ -78,7 +87,7 @@ impl Store {
         }
         stage.flush()?;
         let Search { found, .. } = search;
-        self.announce(files.into_iter().filter(|(digest, _)| found.contains_key(digest)).collect());
+        self.announce(inodes.into_iter().filter(|(digest, _)| found.contains_key(digest)).collect());
         report.settle(|digest, size| {
             let from = found.get(digest)?;
             self.blobs.forget(digest);
@@ -87,15 +96,21 @@ impl Store {
         Ok(())
     }
 
-    /// Lets running mounts know, and drops what was computed from damaged bytes.
-    pub(super) fn announce(&self, files: Vec<RepairedFile>) {
+    /// Lets running mounts know of blobs that are repaired, each with the inode number of its damaged file, and drops what
+    /// was computed from damaged bytes.
+    pub(super) fn announce(&self, files: Vec<(Digest, u64)>) {
+        // However many there are, running mounts must hear of all that are new.
+        let kept = files.len().max(LOG_LINES);
         for memo in ["memo", "memo.json"] {
             let path = self.root.join(OWN).join(memo);
             let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
         }
-        let lines = self.repairs().into_iter().chain(files);
-        let lines: Vec<String> = lines.map(|(digest, inode)| format!("{} {inode}\n", digest.file_name())).collect();
-        self.set_own_file(LOG, lines[lines.len().saturating_sub(LOG_LINES)..].concat().as_bytes());
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let new = files.into_iter().map(|(digest, inode)| RepairedFile { digest, inode, time });
+        let lines = self.repairs().into_iter().chain(new);
+        let line = |it: RepairedFile| format!("{} {} {}\n", it.digest.file_name(), it.inode, it.time);
+        let lines: Vec<String> = lines.map(line).collect();
+        self.set_own_file(LOG, lines[lines.len().saturating_sub(kept)..].concat().as_bytes());
         self.wake_mounts();
     }
 
@@ -103,8 +118,11 @@ impl Store {
     pub fn repairs(&self) -> Vec<RepairedFile> {
         let text = self.own_file(LOG).unwrap_or_default();
         let line = |line: &str| {
-            let (name, inode) = line.split_once(' ')?;
-            Some((Digest::from_file_name(name)?, inode.parse().ok()?))
+            let mut words = line.split(' ');
+            let digest = Digest::from_file_name(words.next()?)?;
+            let inode = words.next()?.parse().ok()?;
+            let time = words.next().map_or(Ok(0), str::parse).ok()?;
+            Some(RepairedFile { digest, inode, time })
         };
         String::from_utf8_lossy(&text).lines().filter_map(line).collect()
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use tempfile::{NamedTempFile, TempPath};
 
-use super::{Lock, RepairedFile, Store, beneath};
+use super::{Lock, Store, beneath};
 use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
@@ -345,7 +345,7 @@ impl<'a> Stage<'a> {
         }
         let paths: Vec<&Path> = state.staged.values().map(AsRef::as_ref).collect();
         sync_files(&self.dir, &paths)?;
-        let mut mended: Vec<RepairedFile> = Vec::new();
+        let mut mended: Vec<(Digest, u64)> = Vec::new();
         for (digest, temporary) in std::mem::take(&mut state.staged) {
             let path = self.store.blob_path(&digest);
             if self.waited.is_some() && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {

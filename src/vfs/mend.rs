@@ -1,6 +1,8 @@
 //! Blobs that were repaired while they were shown.
 
 use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, PoisonError};
 
 use super::{Inode, Vfs, What};
@@ -14,7 +16,7 @@ impl Vfs {
         let repairs = self.store.repairs();
         let mut known = self.repaired.write().unwrap_or_else(PoisonError::into_inner);
         let new: HashSet<Digest> =
-            repairs.iter().filter(|file| !known.contains(file)).map(|(digest, _)| *digest).collect();
+            repairs.iter().filter(|file| !known.contains(file)).map(|file| file.digest).collect();
         known.extend(repairs);
         drop(known);
         if new.is_empty() {
@@ -37,12 +39,15 @@ impl Vfs {
         Ok(self.inodes.iter().filter(|inode| hurt(inode)).map(|inode| *inode.key()).collect())
     }
 
-    /// Whether this is the damaged file of a blob that was replaced.
+    /// Whether this, the inode number of a file that is open, is the damaged file of a blob that was replaced.
     pub fn is_replaced(&self, ino: u64, blob: u64) -> bool {
         let known = self.repaired.read().unwrap_or_else(PoisonError::into_inner);
-        if known.is_empty() {
+        let is_known = |digest| known.iter().any(|file| (file.digest, file.inode) == (digest, blob));
+        let Some(digest) = self.file(ino, |file| file.content.whole_blob()).filter(|digest| is_known(*digest)) else {
             return false;
-        }
-        self.file(ino, |file| file.content.whole_blob()).is_some_and(|digest| known.contains(&(digest, blob)))
+        };
+        drop(known);
+        // The whole blob may have come to have the inode number that a damaged one had.
+        fs::metadata(self.store.blob_path(&digest)).is_ok_and(|now| now.ino() != blob)
     }
 }
