@@ -98,6 +98,33 @@ fn an_import_says_which_model_it_joined() {
 }
 
 #[test]
+fn blobs_that_the_header_does_not_count_are_there_if_the_program_says_so() {
+    let shown_of_two = |change: &dyn Fn(&mut Vec<u8>)| {
+        let store = Store::none();
+        let packages = [store.package("one", 1, &other(7)), store.package("two", 2, &other(7).tune(1))];
+        let weights = store.dir.path().join(package_file("one"));
+        let mut bytes = fs::read(&weights).unwrap();
+        change(&mut bytes);
+        fs::write(&weights, &bytes).unwrap();
+        store.add("encoder", &[&packages[0], &packages[1]]);
+        let shown = store.dir.path().join("shown.mlpackage");
+        store.run(&["export", "coreml/encoder/latest/two.mlpackage", shown.to_str().unwrap()]);
+        let report = store.add("again", &[&shown]);
+        assert_eq!(report["present"]["tensors"], 4, "{report}");
+        store.check();
+        (bytes, fs::read(shown.join("Data/com.apple.CoreML/weights/weight.bin")).unwrap())
+    };
+    let (bytes, plain) = shown_of_two(&|_| {});
+    assert_eq!((bytes[0], plain[0]), (4, 6));
+    // A walk does not get past bytes that are no blob's.
+    let (bytes, longer) = shown_of_two(&|bytes| bytes.extend([1; 100]));
+    assert_eq!((longer[0], longer.starts_with(&bytes)), (4, true));
+    // Nothing is there a second time.
+    let (_, uncounted) = shown_of_two(&|bytes| bytes[0] = 0);
+    assert_eq!((uncounted[0], &uncounted[4..]), (0, &plain[4..]));
+}
+
+#[test]
 fn equal_names_of_other_content_stand_below_the_name_of_their_package() {
     let store = Store::none();
     let packages = [store.package("one", 1, &other(1)), store.package("two", 1, &other(2))];

@@ -479,7 +479,6 @@ def stand_still(package: Path):
 BAD = {
     "wrong sentinel": (change_weights("<I", 64, 0x12345678), "sentinel"),
     "a count that is too large": (change_weights("<I", 0, 1000), "bytes"),
-    "a count that is too small": (change_weights("<I", 0, 1), "counts fewer"),
     "size past the end": (change_weights("<Q", 72, 1 << 40), "not within"),
     "size that wraps": (change_weights("<Q", 72, (1 << 64) - 64), "not within"),
     "offset past the end": (change_weights("<Q", 80, 1 << 40), "not within"),
@@ -511,6 +510,22 @@ def test_bad_input(zoo, store, tmp_path, case):
     line = done.stderr.decode().strip()
     assert done.returncode == 1 and "\n" not in line and word in line, line
     assert not (store.path / "blobs").exists() or not os.listdir(store.path / "blobs")
+
+
+def test_a_count_that_is_too_small(zoo, store, tmp_path):
+    """Apple's reader goes where the program says, and so does the import."""
+    from coremltools.libmilstoragepython import _BlobStorageReader
+
+    package = tmp_path / "few.mlpackage"
+    shutil.copytree(zoo.sources["plain-s8"], package)
+    change_weights("<I", 0, 1)(package)
+    store.run("import", package, "-n", "few")
+    reader = _BlobStorageReader(str(made.weight_bin(package)))
+    right = values(zoo.sources["plain-s8"])
+    for path, value in each_value(read_spec(package)):
+        if value.WhichOneof("value") == "blobFileValue":
+            data = np.array(reader.read_float_data(value.blobFileValue.offset), np.float32).tobytes()
+            assert data == right[path][1]
 
 
 def test_a_bare_model_cannot_be_in_a_file(zoo, store, tmp_path):

@@ -212,6 +212,14 @@ impl<'a> Group<'a> {
             for (name, file) in &package.weights {
                 self.adopt(name, &file.content, file.mtime, files)?;
             }
+            // What a walk misses is there, too, if the program says so.
+            for needed in program.needed.iter().flatten() {
+                let Some((name, offset)) = &needed.at else { continue };
+                if let Some(index) = self.files.iter().position(|file| file.name == *name) {
+                    self.places.entry(needed.key).or_insert((index, *offset));
+                    self.blobs.entry((index, *offset)).or_insert(needed.key);
+                }
+            }
         }
         let (mut places, mut used) = (Vec::with_capacity(program.needed.len()), HashSet::new());
         for needed in std::mem::take(&mut program.needed) {
@@ -279,7 +287,8 @@ impl<'a> Group<'a> {
         file.map.push_zeros(metadata - file.map.size());
         file.map.push_inline(&milblob::metadata(&Blob { metadata, dtype, offset, size, padding_bits }));
         file.map.append(&needed.data);
-        // Behind bytes that no blob accounts for a walk does not come here, and the count is only for walks.
+        // Behind bytes that no blob accounts for a walk does not come here, and the count is only for walks: readers go
+        // where the program says.
         if file.walked == metadata {
             file.count = file.count.checked_add(1).ok_or_else(full)?;
             file.walked = end.next_multiple_of(UNIT);

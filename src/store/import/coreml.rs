@@ -170,12 +170,11 @@ fn plan_weights(file: &FoundFile, program: Option<&Path>, references: Vec<Refere
         blobs.insert(blob.metadata, (blob, Vec::new()));
     }
     for reference in references {
-        let found = match blobs.get_mut(&reference.offset) {
-            Some((blob, names)) => check_reference(&reference, blob).map(|()| names),
-            None => Err(no_such_blob(&bytes, &reference)),
-        };
-        match (found, program) {
-            (Ok(names), _) => names.push(reference),
+        // A walk misses what lies behind bytes that no blob accounts for; readers go where a program says.
+        let walked = blobs.get(&reference.offset).map(|(blob, _)| *blob);
+        let found = walked.map_or_else(|| unwalked(&bytes, &reference), Ok);
+        match (found.and_then(|blob| check_reference(&reference, &blob).map(|()| blob)), program) {
+            (Ok(blob), _) => blobs.entry(reference.offset).or_insert((blob, Vec::new())).1.push(reference),
             (Err(fault), Some(program)) => return Err(Error::format(program, fault)),
             (Err(_), None) => {}
         }
@@ -224,14 +223,12 @@ fn names_of(references: Vec<Reference>, dtype: Dtype, shape: &[u64]) -> Vec<Tens
     references.into_iter().map(name).collect()
 }
 
-/// Why a reference leads to none of the blobs that the walk found.
-fn no_such_blob(bytes: &FileBytes, reference: &Reference) -> Fault {
-    let why = match milblob::parse_blob(bytes, reference.offset) {
-        Ok(_) => "the weight file's header counts fewer blobs than there are up to this one".to_owned(),
-        Err(fault) => fault.what,
-    };
-    let (name, file) = (&reference.name, &reference.file);
-    Fault::new(reference.offset, format!("{name:?} is in {file:?}, where it cites no blob: {why}"))
+/// The blob of a reference that leads to none of those that the walk found.
+fn unwalked(bytes: &FileBytes, reference: &Reference) -> Result<milblob::Blob, Fault> {
+    milblob::parse_blob(bytes, reference.offset).map_err(|fault| {
+        let (name, file, why) = (&reference.name, &reference.file, fault.what);
+        Fault::new(reference.offset, format!("{name:?} is in {file:?}, where it cites no blob: {why}"))
+    })
 }
 
 fn check_reference(reference: &Reference, blob: &milblob::Blob) -> Result<(), Fault> {

@@ -264,10 +264,6 @@ for version in (0, 1, 3, 0x2000000):
     )
 weight_file("weights that count one blob too many", changed(GOOD, 0, b"\3"), "64 bytes are needed")
 weight_file("weights that count 2^32 - 1", changed(GOOD, 0, b"\xff" * 4), "64 bytes are needed")
-weight_file(
-    "weights that count one blob too few", changed(GOOD, 0, b"\1"), "header counts fewer blobs", at="model.mlmodel"
-)
-weight_file("weights that count none", changed(GOOD, 0, b"\0"), "header counts fewer blobs", at="model.mlmodel")
 weight_file("another sentinel", changed(GOOD, 64, b"\0"), "instead of the sentinel 0xdeadbeef", "byte 64")
 weight_file("the sentinel backwards", changed(GOOD, 192, b"\xde\xad\xbe\xef"), "instead of the sentinel", "byte 192")
 for code in (0, 18, (1 << 32) - 1):
