@@ -80,12 +80,15 @@ fn vocabulary(tokenizer: &Object) -> Option<(u8, Vec<u8>)> {
     Some((kind, bytes))
 }
 
-/// A merge is `"left right"` or, in newer files, `["left", "right"]`.
+/// A merge is `"left right"` or, in newer files, `["left", "right"]`; only there a side can have a space in it, which the
+/// section cannot tell from the one between them.
 fn merge_text(merge: &Value) -> Option<String> {
     match merge {
         Value::String(text) => Some(text.clone()),
         Value::Array(pair) => match &pair[..] {
-            [Value::String(left), Value::String(right)] => Some(format!("{left} {right}")),
+            [Value::String(left), Value::String(right)] if ![left, right].iter().any(|side| side.contains(' ')) => {
+                Some(format!("{left} {right}"))
+            }
             _ => None,
         },
         _ => None,
@@ -167,7 +170,9 @@ mod tests {
         let (kind, bytes) = vocabulary(&tokenizer).expect("BPE");
         let expected = b"\x02\0\0\0\x03\0a b\x03\0c d\x03\0\0\0\0\0\0\0\x01\0a\x01\0\0\0\x01\0b\x02\0\0\0\x04\0</s>";
         assert_eq!((kind, bytes.as_slice()), (0, expected.as_slice()));
-        assert_eq!(vocabulary(&object(r#"{"model":{"type":"Unigram","vocab":[]}}"#)), None);
+        for other in [r#""type":"Unigram","vocab":[]"#, r#""vocab":{},"merges":[["a b","c"]]"#] {
+            assert_eq!(vocabulary(&object(&format!("{{\"model\":{{{other}}}}}"))), None, "{other}");
+        }
     }
 
     #[test]
