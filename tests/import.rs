@@ -427,9 +427,14 @@ fn of_two_forms_of_a_model_in_a_directory_the_one_that_loaders_take_is_its_own()
     // What a pipeline's own directory has beside its components is not loaded with them.
     let pipeline = [("unet/x", "a"), ("unet/x.fp16", "a"), ("vae/x.fp16", "a"), ("sd", "a"), ("sd-ema", "a")];
     assert_eq!(tensors_of(&pipeline, &[]), ["unet/a", "vae/a", "sd-ema/a", "sd/a", "unet/x.fp16/a"]);
-    // The index chooses.
-    let two = [("model", "a"), ("model-1-of-1", "a"), ("model-extra", "b")];
-    assert_eq!(tensors_of(&two, &[("model-1-of-1", "a")]), ["a", "b", "model/a"]);
+    // The index chooses where there is no whole model.
+    let two = [("model-1-of-1", "a"), ("model-extra", "b"), ("model-old", "a")];
+    assert_eq!(tensors_of(&two, &[("model-1-of-1", "a")]), ["a", "b", "model-old/a"]);
+    let both = [("model", "a"), ("model-1-of-2", "a"), ("model-2-of-2", "b")];
+    let index = [("model-1-of-2", "a"), ("model-2-of-2", "b")];
+    assert_eq!(tensors_of(&both, &index), ["a", "model-1-of-2/a", "model-2-of-2/b"]);
+    // An index can be that of the whole model.
+    assert_eq!(tensors_of(&[("model", "a"), ("model-extra", "b")], &[("model", "a")]), ["a", "b"]);
 }
 
 #[test]

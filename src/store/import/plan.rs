@@ -17,6 +17,8 @@ use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
 
+/// The weights of a model that is not sharded, which transformers looks for before it looks for an index.
+const WHOLE: &str = "model.safetensors";
 /// Says in which shard each tensor of a model is.
 const INDEX: &str = "model.safetensors.index.json";
 /// How the names of safetensors files end.
@@ -182,8 +184,9 @@ fn plan_safetensors(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
 /// Which files hold the model's own weights: `model*.safetensors` at the top where there are any (what mlx-lm loads),
 /// else every one at the top, else those of the component directories, which are all that a pipeline of Diffusers loads.
 ///
-/// What has a tensor by the name of another's is a second choice if loaders take it only when they are told to: a variant,
-/// and what the index does not name.
+/// Of files that have tensors of the same names those are chosen that loaders take when they are told nothing else: the
+/// whole model before the shards of the index, which are taken all or none, and these before variants and what the index
+/// does not name.
 fn own_weights<'a>(scan: &Scan, headers: &Headers<'a>, indexed: &BTreeSet<String>) -> HashSet<&'a str> {
     let is_pipeline = scan.file("model_index.json").is_some() && headers.keys().any(|path| path.contains('/'));
     let top = |path: &str| !path.contains('/') && !is_pipeline;
@@ -195,14 +198,25 @@ fn own_weights<'a>(scan: &Scan, headers: &Headers<'a>, indexed: &BTreeSet<String
         (false, false) => &|path| path.contains('/') || !is_pipeline,
     };
     let sets: HashSet<String> = headers.keys().map(|path| plain(path)).collect();
-    let is_unnamed = |path: &str| !path.contains('/') && !indexed.is_empty() && !indexed.contains(path);
-    let is_second = |path: &&str| is_variant(path, &sets) || is_unnamed(path);
-    let (second, mut own): (HashSet<&str>, HashSet<&str>) =
-        headers.keys().copied().filter(|path| is_own(path)).partition(is_second);
+    let choice = |path: &str| match () {
+        () if is_variant(path, &sets) => 2,
+        () if indexed.is_empty() || path.contains('/') || path == WHOLE => 0,
+        () if indexed.contains(path) => 1,
+        () => 2,
+    };
     let dir = |path: &'a str| path.rsplit_once('/').map_or("", |(dir, _)| dir);
     let names_of = |path: &'a str| headers[path].tensors.iter().map(move |tensor| (dir(path), tensor.name.as_str()));
-    let names: HashSet<(&str, &str)> = own.iter().flat_map(|path| names_of(path)).collect();
-    own.extend(second.into_iter().filter(|path| !names_of(path).any(|name| names.contains(&name))));
+    let (mut own, mut names) = (HashSet::new(), HashSet::new());
+    for which in 0..=2 {
+        let all: Vec<&str> = headers.keys().copied().filter(|path| is_own(path) && choice(path) == which).collect();
+        let mut new: Vec<&str> =
+            all.iter().copied().filter(|path| !names_of(path).any(|it| names.contains(&it))).collect();
+        if which == 1 && new.len() < all.len() {
+            new.clear();
+        }
+        names.extend(new.iter().flat_map(|path| names_of(path)));
+        own.extend(new);
+    }
     own
 }
 
@@ -239,7 +253,7 @@ pub(super) fn indexed(scan: &Scan) -> Result<BTreeSet<String>> {
         return Ok(index.weight_map.into_values().collect());
     };
     let is_shard = |path: &str| path.starts_with("model") && !path.contains('/') && Shard::of(path, ENDING).is_some();
-    let is_model = |path: &str| path == "model.safetensors" || is_shard(path);
+    let is_model = |path: &str| path == WHOLE || is_shard(path);
     if scan.files.iter().any(|file| is_model(&file.path))
         && !index.weight_map.values().any(|shard| scan.file(shard).is_some())
     {
