@@ -105,8 +105,13 @@ impl Export<'_> {
     fn file(&mut self, attr: &Attr, dest: &Path) -> Result<()> {
         self.files += 1;
         if let Some(first) = self.links.get(&attr.ino) {
-            self.bar.advance(attr.size);
-            return fs::hard_link(first, dest).at(dest);
+            match fs::hard_link(first, dest) {
+                Err(error) if has_no_more_links(&error) => {}
+                linked => {
+                    self.bar.advance(attr.size);
+                    return linked.at(dest);
+                }
+            }
         }
         let mut file = File::create_new(dest).at(dest)?;
         self.has_begun = true;
@@ -123,6 +128,11 @@ impl Export<'_> {
         }
         file.sync_all().at(dest)
     }
+}
+
+/// Whether a file can have no other name, or none more, where it is: exFAT and FAT know no links.
+fn has_no_more_links(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK))
 }
 
 /// Reads a file from its start, chunk by chunk, until `each` answers `false`.

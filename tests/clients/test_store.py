@@ -233,6 +233,16 @@ def test_of_two_exports_to_one_place_one_is_refused_and_takes_nothing_away(small
     assert Store(dest).listing() == Store(tmp_path / "expected").listing()
 
 
+def test_an_export_to_where_files_have_one_name_is_whole(world, tmp_path):
+    """As on exFAT; the shapes of a model are one inode on a mount."""
+    inside, dest = "coreml/minilm/latest", tmp_path / "copy"
+    world.store.run("export", inside, tmp_path / "expected")
+    refused = ["strace", "-f", "-qq", "-o", tmp_path / "log", "-e", "inject=link,linkat:error=EPERM"]
+    subprocess.run([*refused, BINARY, "-s", world.store.path, "export", inside, dest], check=True)
+    assert "INJECTED" in (tmp_path / "log").read_text()
+    assert Store(dest).listing() == Store(tmp_path / "expected").listing()
+
+
 def test_the_demo_runs_once(tmp_path):
     done = run("demo", "--once", timeout=120)
     assert b"weight.bin" in done.stdout
