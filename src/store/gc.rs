@@ -114,7 +114,7 @@ impl Store {
     /// A manifest, or a directory of them, that cannot be read stops it before anything is removed: nobody knows what it
     /// reaches.
     pub fn gc(&self) -> Result<GcReport> {
-        let _lock = self.lock()?;
+        let lock = self.lock()?;
         let mut reached: HashSet<Digest> = HashSet::new();
         let models = self.find_all()?;
         self.clean_forms(&models)?;
@@ -134,6 +134,7 @@ impl Store {
                     report.young += 1;
                     continue;
                 }
+                lock.check()?;
                 report.bytes += found.len();
                 fs::remove_file(&path).at(&path)?;
                 report.removed += 1;

@@ -217,7 +217,7 @@ impl IngestDir {
 impl Store {
     /// The lock of the directory; `None` if another process has it.
     fn try_ingest(&self) -> Result<Option<File>> {
-        self.try_lock_file(LOCK)
+        Ok(self.try_lock_file(LOCK)?.map(|(_, file)| file))
     }
 
     /// Removes what a mount with `--ingest` left behind, if none is there; names and lengths of the files.

@@ -47,6 +47,8 @@ pub use verify::{Damage, VerifyReport};
 
 /// wmount's own directory in a store.
 const OWN: &str = ".wmount";
+/// The writers' lock in it.
+const LOCK: &str = "lock";
 /// Bytes that a file in it can have: with a row of 200 bytes for each model, a million of them.
 const OWN_FILE: u64 = 256 << 20;
 
@@ -118,9 +120,30 @@ fn found(path: &Path) -> Result<Option<fs::Metadata>> {
     }
 }
 
-/// Held while the store is written to.
+/// Held while the store is written to. It ends when the file closes.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "the lock ends when the file closes")] File);
+pub struct Lock {
+    file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// Refuses to go on where the file that is locked is not the store's lock any more: another process may have that.
+    fn check(&self) -> Result<()> {
+        use std::os::unix::fs::MetadataExt;
+
+        let of = |found: fs::Metadata| (found.dev(), found.ino());
+        let is_held = of(self.file.metadata().at(&self.path)?);
+        if fs::symlink_metadata(&self.path).is_ok_and(|there| of(there) == is_held) {
+            return Ok(());
+        }
+        let (path, own) = (self.path.display(), self.path.with_file_name(""));
+        Err(Error::Invalid(format!(
+            "{path}: was removed, or the store was moved, while it was written to: run this again, and leave {} alone meanwhile",
+            own.display()
+        )))
+    }
+}
 
 impl Store {
     /// Opens a store that exists.
@@ -310,14 +333,14 @@ impl Store {
 
     /// Takes the writers' lock if nobody has it.
     fn try_lock(&self) -> Result<Option<Lock>> {
-        Ok(self.try_lock_file("lock")?.map(Lock))
+        Ok(self.try_lock_file(LOCK)?.map(|(path, file)| Lock { path, file }))
     }
 
     /// A file below `.wmount/`, locked; `None` if another process has it.
-    fn try_lock_file(&self, name: &str) -> Result<Option<File>> {
+    fn try_lock_file(&self, name: &str) -> Result<Option<(PathBuf, File)>> {
         let (path, file) = self.lock_file(name)?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
+            Ok(()) => Ok(Some((path, file))),
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(Error::io(&path, error)),
         }
@@ -325,8 +348,9 @@ impl Store {
 
     /// Takes the writers' lock when whoever has it is done.
     fn wait_for_lock(&self) -> Result<Lock> {
-        let (path, file) = self.lock_file("lock")?;
-        file.lock().at(&path).map(|()| Lock(file))
+        let (path, file) = self.lock_file(LOCK)?;
+        file.lock().at(&path)?;
+        Ok(Lock { file, path })
     }
 
     fn lock_file(&self, name: &str) -> Result<(PathBuf, File)> {

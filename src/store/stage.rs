@@ -23,7 +23,8 @@ const STRIDE: u64 = 8 << 20;
 
 /// The blobs that one command adds. Unless [`Stage::keep`] is called, dropping it takes all of them away again.
 ///
-/// Holding the writers' lock makes that safe: no other process can have come to rely on them.
+/// Holding the writers' lock makes that safe: no other process can have come to rely on them. If the lock's file is
+/// gone, or another is in its place, nothing is named or removed any more.
 pub(super) struct Stage<'a> {
     store: &'a Store,
     lock: &'a Lock,
@@ -294,6 +295,7 @@ impl<'a> Stage<'a> {
                 "model {name} has too many tensors: its manifest of {len} bytes is over {most}"
             )));
         }
+        self.lock.check()?;
         let old = self.store.find_any(name)?;
         let old_bytes = fs::read(&path).ok();
         if old_bytes.as_deref() == Some(manifest) {
@@ -345,6 +347,7 @@ impl<'a> Stage<'a> {
         }
         let paths: Vec<&Path> = state.staged.values().map(AsRef::as_ref).collect();
         sync_files(&self.dir, &paths)?;
+        self.lock.check()?;
         let mut mended: Vec<(Digest, u64)> = Vec::new();
         for (digest, temporary) in std::mem::take(&mut state.staged) {
             let path = self.store.blob_path(&digest);
@@ -386,6 +389,11 @@ impl Stage<'_> {
 impl Drop for Stage<'_> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if self.lock.check().is_err() {
+            // What has these names may be another writer's by now, or be needed by it.
+            std::mem::take(&mut state.staged).into_values().for_each(|temporary| _ = temporary.keep());
+            return;
+        }
         if !state.keep {
             // In the place of another file, other models may need it.
             for digest in state.renamed.iter().filter(|digest| !state.replaced.contains(*digest)) {

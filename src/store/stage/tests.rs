@@ -1,3 +1,4 @@
+use super::super::OWN;
 use super::*;
 
 fn manifest(digests: &[Digest]) -> Vec<u8> {
@@ -37,5 +38,37 @@ fn a_model_whose_blob_another_program_removed_meanwhile_is_taken_back() {
         stage.publish(&name, &manifest, replace).expect("whole");
         fs::remove_file(store.blob_path(&shared)).expect("removed");
         assert!(stage.publish(&name, &manifest, replace).is_err());
+    }
+}
+
+#[test]
+fn a_writer_whose_lock_was_removed_stops_and_removes_nothing() {
+    for moves in [false, true] {
+        let place = tempfile::tempdir().expect("a directory");
+        let root = place.path().join("store");
+        let store = Store::create(&root).expect("a store");
+        let lock = store.lock().expect("locked");
+        let stage = Stage::new(&store, &lock).expect("begun");
+        let early = stage.add_bytes(b"e").expect("taken").0;
+        stage.flush().expect("named");
+        let late = stage.add_bytes(b"l").expect("taken").0;
+        if moves {
+            fs::rename(&root, place.path().join("moved")).expect("moved");
+        } else {
+            fs::remove_dir_all(root.join(OWN)).expect("removed");
+        }
+        // Another writer counts on what it finds.
+        let other_store = Store::create(&root).expect("a store");
+        let other_lock = other_store.lock().expect("it is another lock");
+        let other = Stage::new(&other_store, &other_lock).expect("begun");
+        assert_eq!(other.add_bytes(b"e").expect("taken").1, moves);
+        other.add_bytes(b"l").expect("taken");
+        let name: ModelName = "model".parse().expect("a name");
+        assert!(stage.flush().is_err());
+        assert!(stage.publish(&name, &manifest(&[early, late]), false).is_err());
+        drop(stage);
+        other.flush().expect("its files are there");
+        other.publish(&name, &manifest(&[early, late]), false).expect("whole");
+        assert!([early, late].iter().all(|digest| other_store.blob_path(digest).is_file()));
     }
 }
