@@ -216,6 +216,20 @@ fn a_model_that_gives_a_blob_two_lengths_is_never_copied() {
 }
 
 #[test]
+fn a_copied_store_tells_of_what_may_be_models_and_cannot_be_looked_at() {
+    let store = ollamas();
+    let library = store.path().join("manifests/registry.ollama.ai/library");
+    std::os::unix::fs::symlink("/nowhere/disk", library.join("away")).unwrap();
+    let other = Store::none();
+    let output = other.command(&["import", "--json"]).arg(store.path()).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!report["models"].as_array().unwrap().is_empty());
+    let failed = report["failed"].as_array().unwrap();
+    assert!(failed.len() == 1 && failed[0].as_str().unwrap().contains("library/away"), "{report}");
+}
+
+#[test]
 fn a_lying_header_hurts_its_model_alone() {
     let store = ollamas();
     let path = store.path();

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::ollama::{self, Manifest};
 use crate::model::ModelName;
 use crate::store::stage::Stage;
-use crate::store::{Found, Store};
+use crate::store::{Found, Store, Survey};
 
 /// How models are copied.
 #[derive(Debug, Clone, Default)]
@@ -49,9 +49,12 @@ pub fn is_store(path: &Path) -> bool {
 /// Faults of the stores themselves. A model that cannot be copied is in the report and leaves the others alone.
 pub fn copy(root: &Path, from: &Path, options: &CopyOptions, progress: &dyn Progress) -> Result<CopyReport> {
     let from = Store::open(from)?;
-    let chosen: Vec<Found> = match options.models.is_empty() {
-        true => from.find()?,
-        false => options.models.iter().map(|name| from.find_asked(name)).collect::<Result<_>>()?,
+    let Survey { models: chosen, hidden } = match options.models.is_empty() {
+        true => from.survey()?,
+        false => {
+            let models = options.models.iter().map(|name| from.find_asked(name)).collect::<Result<_>>()?;
+            Survey { models, hidden: Vec::new() }
+        }
     };
     if options.name.is_some() && chosen.len() != 1 {
         let what = format!("a new name is for one model, and these are {}: choose with --model", chosen.len());
@@ -64,7 +67,8 @@ pub fn copy(root: &Path, from: &Path, options: &CopyOptions, progress: &dyn Prog
     }
     let lock = store.lock()?;
     progress.begin(from.total_bytes(&chosen));
-    let mut report = CopyReport::default();
+    let hidden = hidden.iter().map(|error| format!("{error}; it may be a model, and was not copied"));
+    let mut report = CopyReport { models: Vec::new(), failed: hidden.collect() };
     for found in chosen {
         let name = options.name.clone().unwrap_or_else(|| found.name.clone());
         let copied = copy_one(&from, &found, &store, &name, &lock, options.replace, progress);
