@@ -34,6 +34,8 @@ pub(super) struct FoundFile {
     pub len: u64,
     /// When it last changed.
     pub mtime: SystemTime,
+    /// When its inode last changed, in seconds and nanoseconds: unlike `mtime` nobody can set it.
+    changed: (i64, i64),
 }
 
 /// A directory.
@@ -44,6 +46,9 @@ pub(super) struct FoundDir {
     /// When it last changed.
     pub mtime: SystemTime,
 }
+
+/// What tells one version of a file from another: its length and its times.
+type Facts = (u64, SystemTime, (i64, i64));
 
 /// Everything below a path.
 #[derive(Debug, Default)]
@@ -78,9 +83,10 @@ impl Scan {
         }
     }
 
-    /// Every path with the length and the time of what is a file.
-    fn facts(&self) -> BTreeSet<(&str, Option<(u64, SystemTime)>)> {
-        let files = self.files.iter().map(|file| (&*file.path, Some((file.len, file.mtime))));
+    /// Every path with the length and the times of what is a file. Its inode number may change where nothing else does, on
+    /// some network and overlay file systems.
+    fn facts(&self) -> BTreeSet<(&str, Option<Facts>)> {
+        let files = self.files.iter().map(|file| (&*file.path, Some((file.len, file.mtime, file.changed))));
         files.chain(self.dirs.iter().map(|dir| (&*dir.path, None))).collect()
     }
 
@@ -139,7 +145,8 @@ pub(super) fn name_of(path: &Path) -> Result<String> {
 
 fn found_file(path: String, place: &Path, real: PathBuf, metadata: &Metadata) -> FoundFile {
     let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    FoundFile { path, place: place.to_owned(), real, len: metadata.len(), mtime }
+    let changed = (metadata.ctime(), metadata.ctime_nsec());
+    FoundFile { path, place: place.to_owned(), real, len: metadata.len(), mtime, changed }
 }
 
 /// Whether a file is of AppleDouble; who reads one that cannot be read is told why.
