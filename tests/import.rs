@@ -7,7 +7,8 @@ mod common;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, SystemTime};
 
 use common::{Store, digest_of, refuse, succeed, words};
 use wmount::dtype::Dtype;
@@ -244,7 +245,18 @@ fn what_changes_while_it_is_imported_is_refused_and_leaves_the_store_as_it_was()
     let store = Store::of_two();
     let before = store.listing();
     type Change<'a> = (&'a str, &'a (dyn Fn(&Path) + Sync));
-    let changes: [Change<'_>; 5] = [
+    // As backups do, and who switches between two versions; the clock of inodes has ticked since the first one was made.
+    let swap = |path: &Path| {
+        thread::sleep(Duration::from_millis(50));
+        let other = path.with_extension("other");
+        let (mut bytes, time) = (fs::read(path).unwrap(), fs::metadata(path).unwrap().modified().unwrap());
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&other, bytes).unwrap();
+        File::open(&other).unwrap().set_modified(time).unwrap();
+        fs::rename(&other, path).unwrap();
+    };
+    let changes: [Change<'_>; 6] = [
+        ("model.safetensors", &swap),
         ("config.json", &|path| fs::write(path, "{\"of\": \"another length\"}").unwrap()),
         ("config.json", &|path| File::open(path).unwrap().set_modified(SystemTime::now()).unwrap()),
         ("more.txt", &|path| fs::write(path, "").unwrap()),
@@ -294,6 +306,17 @@ fn a_store_in_what_is_imported_is_refused() {
     store.chat();
     assert!(refuse(&mut store.import("all", &[&around])).contains("is in what is to be imported"));
     assert!(!store.path().exists());
+}
+
+#[test]
+fn the_store_is_imported_and_not_what_a_mount_shows_of_it() {
+    let store = Store::of_two();
+    let mount = store.mount();
+    let other = Store::none();
+    let line = refuse(other.command(&["import"]).arg(mount.path("ollama")));
+    assert!(line.contains(&format!("import the store itself, {}", store.path().display())), "{line}");
+    succeed(other.command(&["import"]).arg(store.path()));
+    assert_eq!(other.listing(), store.listing());
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use super::StoreArgs;
 use super::output::{Bar, count, print, print_json, size};
-use crate::error::Result;
+use crate::error::{AtPath, Error, Result, quoted};
+use crate::front::mounts;
 use crate::model::ModelName;
 use crate::store::import::{
     BLOB_THRESHOLD, CopyOptions, Counts, ImportReport, Options, copy, import, is_store, name_of_split,
@@ -50,7 +51,7 @@ pub struct ImportArgs {
 
 pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     let misuse = |what: &str| {
-        super::output::complain(&crate::error::Error::Invalid(what.into()));
+        super::output::complain(&Error::Invalid(what.into()));
         Ok(ExitCode::from(2))
     };
     if let [path] = &args.paths[..]
@@ -82,7 +83,19 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Refuses what a mount shows in the form of a store: it has no recipes, so `original/` would be lost.
+fn check_is_no_view(path: &Path) -> Result<()> {
+    let Some(mount) = mounts::ours_with(path).at(path)? else { return Ok(()) };
+    let store = if is_store(&mount.source) {
+        format!("import the store itself, {}", quoted(&mount.source))
+    } else {
+        "import the store that it shows".into()
+    };
+    Err(Error::Invalid(format!("{}: is a view on a mount, without the original files: {store}", path.display())))
+}
+
 fn copy_store(args: &ImportArgs, from: &Path) -> Result<ExitCode> {
+    check_is_no_view(from)?;
     let bar = Bar::new("copying");
     let options = CopyOptions { models: args.models.clone(), name: args.name.clone(), replace: args.replace };
     let report = copy(&args.store.path()?, from, &options, &bar);
@@ -94,7 +107,7 @@ fn copy_store(args: &ImportArgs, from: &Path) -> Result<ExitCode> {
         print(&report.models.iter().map(text).collect::<String>())?;
     }
     for fault in &report.failed {
-        super::output::complain(&crate::error::Error::Invalid(fault.clone()));
+        super::output::complain(&Error::Invalid(fault.clone()));
     }
     Ok(if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

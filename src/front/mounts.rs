@@ -60,6 +60,15 @@ pub fn at(path: &Path) -> io::Result<Option<Mounted>> {
     Ok(all()?.into_iter().rfind(|mount| mount.mountpoint == path))
 }
 
+/// The mount of ours that has what is at `path`.
+pub fn ours_with(path: &Path) -> io::Result<Option<Mounted>> {
+    use std::os::unix::fs::MetadataExt;
+
+    let device = std::fs::metadata(path)?.dev();
+    let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    Ok(all()?.into_iter().find(|mount| mount.is_wmount() && mount.device == device))
+}
+
 /// The canonical form of a path that may be a mountpoint whose server is gone, or that is another user's.
 pub fn canonical(path: &Path) -> io::Result<PathBuf> {
     let is_mute = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::EACCES));
