@@ -9,10 +9,10 @@ use std::time::SystemTime;
 
 use super::{
     BLOBS, Form, Handle, Ingest, MANIFESTS, Name, Pending, PendingState, Stat, State, blob_at, is_resumable, model_at,
-    refused, stat_of,
+    refused,
 };
 use crate::error::{AtPath, Error, Result};
-use crate::store::ingest::Progress;
+use crate::store::ingest::{IngestDir, Place, Progress};
 
 /// Handles begin here: those of other files are small.
 const HANDLES: u64 = 1 << 48;
@@ -24,11 +24,11 @@ pub(super) fn is_handle(handle: u64) -> bool {
 
 impl PendingState {
     /// Opens the file. One that has gone since its name was looked up is looked for again.
-    fn open(&self, ino: u64, write: bool) -> Result<File> {
+    fn open(&self, dir: &IngestDir, ino: u64, write: bool) -> Result<File> {
         let place = self.place.as_ref().ok_or(Error::Stale(ino))?;
-        File::options().read(true).write(write).open(place).map_err(|error| match error.kind() {
+        dir.file(place, write).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::Stale(ino),
-            _ => Error::io(place, error),
+            _ => Error::io(&self.path, error),
         })
     }
 }
@@ -45,7 +45,7 @@ impl Ingest {
 
     fn hand_out(&self, state: &mut State, pending: &Arc<Pending>, write: bool, shown: u64) -> Result<u64> {
         let mut inner = pending.state();
-        let file = Arc::new(inner.open(pending.ino, write)?);
+        let file = Arc::new(inner.open(&self.dir, pending.ino, write)?);
         inner.opens += 1;
         let handle = HANDLES + self.next.fetch_add(1, Ordering::Relaxed);
         state.handles.insert(handle, Handle { pending: pending.clone(), file, write, shown });
@@ -81,9 +81,9 @@ impl Ingest {
         let mut state = self.state();
         let stored_as = self.stored_as(&path);
         self.dir.create(&stored_as)?;
-        let pending = self.add(&mut state, path, self.dir.path(&stored_as), false);
+        let pending = self.add(&mut state, path, Place::Here(stored_as), false);
         let handle = self.hand_out(&mut state, &pending, true, pending.ino)?;
-        Ok((stat_of(&state, &pending)?, handle))
+        Ok((self.stat_of(&state, &pending)?, handle))
     }
 
     /// Opens a file; `None` if it is one that the tree shows and is opened for reading.
@@ -118,7 +118,7 @@ impl Ingest {
             }
             offset = file.metadata().at(&path)?.len();
         }
-        let pending = self.add(&mut state, path, self.dir.path(&stored_as), false);
+        let pending = self.add(&mut state, path, Place::Here(stored_as), false);
         self.hand_out(&mut state, &pending, true, ino).map(Some)
     }
 
@@ -216,13 +216,13 @@ impl Ingest {
             let times = FileTimes::new().set_modified(mtime);
             opened.file.set_times(times).at(&opened.pending.state().path)?;
         }
-        stat_of(&self.state(), &opened.pending).map(|stat| Some(Stat { ino, ..stat }))
+        self.stat_of(&self.state(), &opened.pending).map(|stat| Some(Stat { ino, ..stat }))
     }
 
     /// A file that is not open, for one change.
     fn held(&self, pending: &Arc<Pending>) -> Result<Handle> {
         let inner = pending.state();
-        let file = Arc::new(inner.open(pending.ino, !inner.sealed)?);
+        let file = Arc::new(inner.open(&self.dir, pending.ino, !inner.sealed)?);
         Ok(Handle { pending: pending.clone(), file, write: true, shown: pending.ino })
     }
 

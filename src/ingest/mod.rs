@@ -12,9 +12,8 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -22,7 +21,7 @@ use std::time::SystemTime;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::model::ModelName;
-use crate::store::ingest::{IngestDir, Progress, is_resumable};
+use crate::store::ingest::{IngestDir, Place, Progress, is_resumable};
 use crate::tree::number;
 use crate::vfs::{Access, Attr, Children, Kind, Vfs};
 
@@ -127,7 +126,7 @@ struct Pending {
 
 struct PendingState {
     /// Where it is, as long as it has a name. It is held open only while it is open here: there may be thousands.
-    place: Option<PathBuf>,
+    place: Option<Place>,
     /// The last name that it had.
     path: String,
     names: u32,
@@ -171,7 +170,7 @@ impl Ingest {
         let ingest = Ingest { vfs, dir, publishing, state, salt, next };
         for name in ingest.dir.names()? {
             let sealed = Digest::from_file_name(&name).is_some();
-            ingest.add(&mut ingest.state(), format!("{BLOBS}/{name}"), ingest.dir.path(&name), sealed);
+            ingest.add(&mut ingest.state(), format!("{BLOBS}/{name}"), Place::Here(name), sealed);
         }
         tracing::info!("what ollama writes into {ROOT}/ goes into the store {}", ingest.vfs.store().root().display());
         ingest.vfs.describe("ingest", true.into());
@@ -196,7 +195,7 @@ impl Ingest {
         number(&["ingest"], &[&self.salt, &self.next.fetch_add(1, Ordering::Relaxed).to_le_bytes()])
     }
 
-    fn add(&self, state: &mut State, path: String, place: PathBuf, sealed: bool) -> Arc<Pending> {
+    fn add(&self, state: &mut State, path: String, place: Place, sealed: bool) -> Arc<Pending> {
         let place = Some(place);
         let (ino, progress) = (self.new_ino(), Mutex::default());
         let inner =
@@ -240,7 +239,7 @@ impl Ingest {
         match state.names.get(path) {
             Some(Name::File(ino)) => {
                 let pending = state.files.get(ino).cloned().ok_or(Error::Stale(*ino))?;
-                match stat_of(state, &pending) {
+                match self.stat_of(state, &pending) {
                     // A blob that no model needs any more goes with the next gc.
                     Err(Error::NotFound(_)) => {
                         self.drop_name(state, path);
@@ -309,11 +308,11 @@ impl Ingest {
     pub fn attr(&self, ino: u64) -> Result<Option<Stat>> {
         let mut state = self.state();
         if let Some(pending) = state.files.get(&ino) {
-            return stat_of(&state, pending).map(Some);
+            return self.stat_of(&state, pending).map(Some);
         }
         // The manifest that takes the place of this one is written through its inode.
         if let Some(handle) = state.handles.values().find(|handle| handle.shown == ino) {
-            return stat_of(&state, &handle.pending).map(|stat| Some(Stat { ino, ..stat }));
+            return self.stat_of(&state, &handle.pending).map(|stat| Some(Stat { ino, ..stat }));
         }
         let link = |(path, name): (&String, &Name)| matches!(name, Name::Link(n, _) if *n == ino).then(|| path.clone());
         if let Some(path) = state.names.iter().find_map(link) {
@@ -433,6 +432,24 @@ impl Ingest {
         state.names.remove(&path);
         Ok(())
     }
+
+    fn stat_of(&self, state: &State, pending: &Pending) -> Result<Stat> {
+        let inner = pending.state();
+        let opened = || state.handles.values().find(|handle| handle.pending.ino == pending.ino);
+        let found = match &inner.place {
+            Some(place) => self.dir.metadata(place),
+            None => opened().ok_or(Error::Stale(pending.ino))?.file.metadata(),
+        };
+        let found = found.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::NotFound(inner.path.clone()),
+            _ => Error::io(&inner.path, error),
+        })?;
+        let mtime = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        let (size, nlink, writable) = (found.len(), inner.names, !inner.sealed);
+        let of_place = |mine| self.dir.access(inner.place.as_ref(), &found, mine);
+        let access = self.vfs.shown_by().map_or(Access::ALL, of_place);
+        Ok(Stat { ino: pending.ino, form: Form::File, size, nlink, mtime, access, writable, lasting: false })
+    }
 }
 
 /// The names that were added to a directory.
@@ -441,23 +458,6 @@ fn below<'a>(state: &'a State, dir: &str) -> impl Iterator<Item = (&'a str, &'a 
     let range = state.names.range(prefix.clone()..);
     let inside = range.map_while(move |(path, name)| Some((path.strip_prefix(&prefix)?, name)));
     inside.filter(|(name, _)| !name.contains('/'))
-}
-
-fn stat_of(state: &State, pending: &Pending) -> Result<Stat> {
-    let inner = pending.state();
-    let opened = || state.handles.values().find(|handle| handle.pending.ino == pending.ino);
-    let found = match &inner.place {
-        Some(place) => fs::metadata(place),
-        None => opened().ok_or(Error::Stale(pending.ino))?.file.metadata(),
-    };
-    let found = found.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::NotFound(inner.path.clone()),
-        _ => Error::io(&inner.path, error),
-    })?;
-    let mtime = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    let (size, nlink, writable) = (found.len(), inner.names, !inner.sealed);
-    let access = Access::ALL;
-    Ok(Stat { ino: pending.ino, form: Form::File, size, nlink, mtime, access, writable, lasting: false })
 }
 
 fn is_inside(path: &str) -> bool {

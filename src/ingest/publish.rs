@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
@@ -14,7 +13,7 @@ use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::ollama::{Layer, MAX_MANIFEST, Manifest};
 use crate::model::ModelName;
 use crate::store::Found;
-use crate::store::ingest::Progress;
+use crate::store::ingest::{Place, Progress};
 
 impl Ingest {
     /// Checks that a file has the content of a blob, and lets nobody write to it any more.
@@ -110,7 +109,7 @@ impl Ingest {
         self.let_go(held);
         let mut state = self.state();
         for digest in &made {
-            self.dir.remove(&self.dir.path(&digest.file_name()));
+            self.dir.remove(&Place::Here(digest.file_name()));
         }
         for layer in done?.blobs() {
             self.drop_name(&mut state, &format!("{BLOBS}/{}", layer.digest.file_name()));
@@ -133,7 +132,7 @@ impl Ingest {
         let stored = layers.filter(|layer| !layer.is_ours()).filter_map(|layer| {
             Some((format!("{BLOBS}/{}", layer.digest.file_name()), self.dir.stored(&layer.digest)?))
         });
-        let stored: Vec<(String, PathBuf)> = stored.collect();
+        let stored: Vec<(String, Place)> = stored.collect();
         let mut state = self.state();
         let mut held = Vec::new();
         for (path, place) in stored {
@@ -187,7 +186,7 @@ impl Ingest {
         let shown =
             shown.ok_or_else(|| Error::Invalid(format!("the manifest names {}, which is not there", layer.digest)))?;
         let stored_as = format!("new-{:016x}", self.new_ino());
-        let place = self.dir.path(&stored_as);
+        let place = Place::Here(stored_as.clone());
         let copy = || {
             let file = self.dir.create(&stored_as)?;
             let (mut progress, mut buf, mut offset) = (Progress::default(), vec![0; 1 << 20], 0);

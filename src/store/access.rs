@@ -60,14 +60,24 @@ impl Rights {
     }
 }
 
+/// The rights of a directory and of all above it. Where it is a link, its target counts.
+fn above(dir: &Path) -> Vec<Rights> {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    dir.ancestors().filter_map(Rights::at).collect()
+}
+
+/// Who may read a file in a directory, if it is shown by the user `mine`.
+pub(super) fn file_access(file: &Metadata, dir: &Path, mine: u32) -> Access {
+    let mut access = Access::ALL;
+    if file.uid() != mine {
+        access.narrow(Rights::of(file), &above(dir));
+    }
+    access
+}
+
 impl Store {
     /// Who may read the files of a model, if they are shown by the user `mine`.
     pub fn access(&self, found: &Found, mine: u32) -> Access {
-        let above = |path: &Path| -> Vec<Rights> {
-            // Where the directory is a link, its target counts.
-            let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-            path.ancestors().filter_map(Rights::at).collect()
-        };
         let mut access = Access::ALL;
         let path = self.manifest_path(&found.name);
         let manifest = Rights::at(&path).filter(|it| it.uid != mine);

@@ -107,22 +107,67 @@ impl Dir {
         File::from(self.at(inside, LOOK)?).metadata()
     }
 
+    /// The same if it is a regular file.
+    pub fn regular(&self, inside: &str) -> io::Result<Metadata> {
+        let found = self.metadata(inside)?;
+        check_regular(found.is_file()).map(|()| found)
+    }
+
     /// Opens a regular file below the directory.
     pub fn file(&self, inside: &str) -> io::Result<File> {
         let found = type_at(&self.0, Path::new(inside))?;
         let regular = if found.is_symlink() { self.metadata(inside)?.is_file() } else { found.is_file() };
         check_regular(regular)?;
         let file = File::from(self.at(inside, READ)?);
-        let opened = file.metadata()?;
-        check_regular(opened.is_file())?;
-        if !all_may_read(&opened) {
-            let dir = match inside.rsplit_once('/') {
-                Some((dir, _)) => self.metadata(dir)?,
-                None => File::from(self.0.try_clone()?).metadata()?,
-            };
-            check_owner(&opened, &dir)?;
-        }
+        check_regular(file.metadata()?.is_file())?;
+        self.check_owner(inside, &file)?;
         Ok(file)
+    }
+
+    /// Checks that whoever owns the directory that a file was opened in may read it.
+    fn check_owner(&self, inside: &str, file: &File) -> io::Result<()> {
+        let opened = file.metadata()?;
+        if all_may_read(&opened) {
+            return Ok(());
+        }
+        let dir = match inside.rsplit_once('/') {
+            Some((dir, _)) => self.metadata(dir)?,
+            None => File::from(self.0.try_clone()?).metadata()?,
+        };
+        check_owner(&opened, &dir)
+    }
+
+    /// Opens a regular file in the directory that is no link, with `write` to write to it, too.
+    pub fn plain_file(&self, name: &str, write: bool) -> io::Result<File> {
+        check_regular(type_at(&self.0, Path::new(name))?.is_file())?;
+        let flags = READ | OFlags::NOFOLLOW | if write { OFlags::RDWR } else { OFlags::RDONLY };
+        let file = File::from(openat(&self.0, name, flags, Mode::empty())?);
+        check_regular(file.metadata()?.is_file())?;
+        self.check_owner(name, &file)?;
+        Ok(file)
+    }
+
+    /// What a regular file in the directory is that is no link.
+    pub fn plain_metadata(&self, name: &str) -> io::Result<Metadata> {
+        let found = File::from(openat(&self.0, name, LOOK | OFlags::NOFOLLOW, Mode::empty())?).metadata()?;
+        check_regular(found.is_file()).map(|()| found)
+    }
+
+    /// Makes a file in the directory, in the place of one that is there.
+    pub fn new_file(&self, name: &str) -> io::Result<File> {
+        let _missing = self.remove(name);
+        let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(File::from(openat(&self.0, name, new, Mode::from_raw_mode(0o666))?))
+    }
+
+    /// Gives a file in the directory another name there.
+    pub fn rename(&self, name: &str, to: &str) -> io::Result<()> {
+        Ok(renameat(&self.0, name, &self.0, to)?)
+    }
+
+    /// Removes a file of the directory.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(unlinkat(&self.0, name, AtFlags::empty())?)
     }
 
     #[cfg(target_os = "linux")]

@@ -5,12 +5,13 @@
 //! to `blobs/` under the writers' lock, together with the manifest that names it: `gc` never meets it in between.
 
 use std::collections::HashSet;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::beneath::Dir;
+use super::access::{Access, file_access};
+use super::beneath::{self, Dir};
 use super::blobs::damaged;
 use super::load::check_sizes;
 use super::stage::Stage;
@@ -29,9 +30,21 @@ const LOCK: &str = "ingest.lock";
 #[derive(Debug)]
 pub struct IngestDir {
     store: Arc<Store>,
-    dir: PathBuf,
+    /// Where it was when it was opened.
+    path: PathBuf,
+    /// Held open: what comes to be at its path is not written to.
+    dir: Dir,
     reached: Mutex<Reached>,
     _lock: File,
+}
+
+/// Where a file is that lies over the tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In the directory of what is taken in, by its name there.
+    Here(String),
+    /// A blob of the store.
+    Stored(Digest),
 }
 
 /// What manifests reach, as long as they stay as they are.
@@ -95,11 +108,11 @@ impl IngestDir {
             }
             _ => {}
         }
-        let found = IngestDir { store: store.clone(), dir, reached: Mutex::default(), _lock: lock };
-        for name in children(&found.dir)? {
-            let is_file = fs::symlink_metadata(found.path(&name)).is_ok_and(|found| found.is_file());
-            if !is_file || !is_resumable(&name) {
-                found.remove(&found.path(&name));
+        let opened = Dir::plain(&dir).at(&dir).map_err(cannot)?;
+        let found = IngestDir { store: store.clone(), path: dir, dir: opened, reached: Mutex::default(), _lock: lock };
+        for name in found.names()? {
+            if found.dir.plain_metadata(&name).is_err() || !is_resumable(&name) {
+                found.remove(&Place::Here(name));
             }
         }
         Ok(found)
@@ -107,38 +120,56 @@ impl IngestDir {
 
     /// The names of the files that are there.
     pub fn names(&self) -> Result<Vec<String>> {
-        children(&self.dir)
+        children(&self.path)
     }
 
-    /// The path of a file.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+    /// A blob of the store, if it is there.
+    pub fn stored(&self, digest: &Digest) -> Option<Place> {
+        self.store.blob_metadata(digest).is_ok().then_some(Place::Stored(*digest))
     }
 
-    /// The path of a blob of the store, if it is there.
-    pub fn stored(&self, digest: &Digest) -> Option<PathBuf> {
-        let path = self.store.blob_path(digest);
-        fs::metadata(&path).is_ok_and(|found| found.is_file()).then_some(path)
+    /// What a file is: a regular one, and no link to what is elsewhere.
+    pub fn metadata(&self, place: &Place) -> std::io::Result<Metadata> {
+        match place {
+            Place::Here(name) => self.dir.plain_metadata(name),
+            Place::Stored(digest) => self.store.blob_metadata(digest),
+        }
+    }
+
+    /// Opens a file, with `write` to write to it, too; a blob of the store is only read.
+    pub fn file(&self, place: &Place, write: bool) -> std::io::Result<File> {
+        match place {
+            Place::Here(name) => self.dir.plain_file(name, write),
+            Place::Stored(_) if write => Err(std::io::ErrorKind::PermissionDenied.into()),
+            Place::Stored(digest) => beneath::file(&self.store.root.join("blobs"), &digest.file_name()),
+        }
+    }
+
+    /// Who may read a file, if it is shown by the user `mine`.
+    pub fn access(&self, place: Option<&Place>, found: &Metadata, mine: u32) -> Access {
+        match place {
+            Some(Place::Stored(_)) => file_access(found, &self.store.root.join("blobs"), mine),
+            _ => file_access(found, &self.path, mine),
+        }
     }
 
     /// Makes a file.
     pub fn create(&self, name: &str) -> Result<File> {
-        let path = self.dir.join(name);
-        File::options().read(true).write(true).create(true).truncate(true).open(&path).at(path)
+        self.dir.new_file(name).at(self.path.join(name))
     }
 
-    /// Gives a file another name.
-    pub fn rename(&self, path: &Path, to: &str) -> Result<PathBuf> {
-        let new = self.dir.join(to);
-        fs::rename(path, &new).at(path).map(|()| new)
+    /// Gives a file another name. A blob of the store is where it belongs.
+    pub fn rename(&self, place: &Place, to: &str) -> Result<Place> {
+        let Place::Here(name) = place else { return Ok(place.clone()) };
+        self.dir.rename(name, to).at(self.path.join(name)).map(|()| Place::Here(to.into()))
     }
 
     /// Removes a file; one of the store itself stays.
-    pub fn remove(&self, path: &Path) {
-        if path.starts_with(&self.dir)
-            && let Err(error) = fs::remove_file(path)
+    pub fn remove(&self, place: &Place) {
+        if let Place::Here(name) = place
+            && let Err(error) = self.dir.remove(name)
         {
-            tracing::debug!("{}: {error}", path.display());
+            tracing::debug!("{}: {error}", self.path.join(name).display());
         }
     }
 
@@ -146,20 +177,24 @@ impl IngestDir {
     ///
     /// # Errors
     /// [`Error::Damaged`] if its content has another digest; it is then as it was.
-    pub fn finish(&self, path: &Path, progress: &Progress, digest: &Digest) -> Result<()> {
-        let file = File::open(path).at(path)?;
-        let actual = progress.finish(&file).at(path)?;
+    pub fn finish(&self, place: &Place, progress: &Progress, digest: &Digest) -> Result<()> {
+        let path = match place {
+            Place::Here(name) => self.path.join(name),
+            Place::Stored(digest) => self.store.blob_path(digest),
+        };
+        let file = self.file(place, false).at(&path)?;
+        let actual = progress.finish(&file).at(&path)?;
         if actual != *digest {
             return Err(Error::Damaged { digest: *digest, fault: format!("its content has the digest {actual}") });
         }
-        file.set_permissions(Permissions::from_mode(0o444)).at(path)?;
+        file.set_permissions(Permissions::from_mode(0o444)).at(&path)?;
         file.sync_all().at(path)
     }
 
     /// Whether this is a finished blob here or one of the store's.
     pub fn has(&self, digest: &Digest, len: u64) -> bool {
-        let paths = [self.dir.join(digest.file_name()), self.store.blob_path(digest)];
-        paths.iter().any(|path| fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == len))
+        let places = [Place::Here(digest.file_name()), Place::Stored(*digest)];
+        places.iter().any(|place| self.metadata(place).is_ok_and(|found| found.len() == len))
     }
 
     /// Makes a model, or puts it in the place of one; its blobs are the store's then. Waits for other writers.
@@ -173,8 +208,10 @@ impl IngestDir {
         let lock = self.store.wait_for_lock()?;
         let stage = Stage::new(&self.store, &lock)?;
         for layer in manifest.blobs().filter(|layer| !stage.has_unread(&layer.digest, layer.size)) {
-            let file = Dir::plain(&self.dir).and_then(|dir| dir.file(&layer.digest.file_name()));
-            let file = file.map_err(|error| damaged(&layer.digest, &error))?;
+            let file = self
+                .dir
+                .plain_file(&layer.digest.file_name(), false)
+                .map_err(|error| damaged(&layer.digest, &error))?;
             stage.take_hashed(&file, &layer.digest, layer.size)?;
         }
         stage.flush()?;
@@ -306,10 +343,10 @@ mod tests {
         let mut names = dir.names().expect("listed");
         names.sort_by_key(|name| std::cmp::Reverse(name.len()));
         assert_eq!(names, kept);
-        let path = dir.path(&kept[0]);
-        assert!(dir.finish(&path, &Progress::default(), &Digest::of(b"x")).is_err());
-        dir.finish(&path, &Progress::default(), &blob).expect("it has this content");
-        assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o444);
+        let part = Place::Here(kept[0].clone());
+        assert!(dir.finish(&part, &Progress::default(), &Digest::of(b"x")).is_err());
+        dir.finish(&part, &Progress::default(), &blob).expect("it has this content");
+        assert_eq!(dir.metadata(&part).expect("there").permissions().mode() & 0o777, 0o444);
         drop(dir);
         let report = store.gc().expect("gc");
         assert_eq!((report.removed, report.unfinished, report.bytes), (1, 1, 16));

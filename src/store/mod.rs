@@ -239,6 +239,11 @@ impl Store {
         self.blobs.open(digest)
     }
 
+    /// What the file of a blob is: a regular one within the store.
+    pub fn blob_metadata(&self, digest: &Digest) -> std::io::Result<fs::Metadata> {
+        Dir::open(&self.root.join("blobs"))?.regular(&digest.file_name())
+    }
+
     /// Reads a blob anew from the file that has its name now.
     pub fn reopen(&self, digest: &Digest) {
         self.blobs.forget(digest);

@@ -12,6 +12,11 @@ impl Vfs {
         let _ = self.shown_by.set(mine);
     }
 
+    /// The user who shows the tree to all others, if one does.
+    pub fn shown_by(&self) -> Option<u32> {
+        self.shown_by.get().copied()
+    }
+
     /// Who may read the files of a model, as it was when it was first asked.
     pub(super) fn access(&self, found: &Arc<Found>) -> Access {
         let Some(mine) = self.shown_by.get() else { return Access::ALL };

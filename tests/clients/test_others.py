@@ -458,6 +458,62 @@ def test_root_does_not_follow_a_link_that_another_user_made_of_a_directory(hers,
     assert what in line and "link of another user" in line and str(ALICE) in line
 
 
+@pytest.fixture
+def roots(hers) -> Path:
+    """The same store, of root's by now."""
+    for path in [hers, *hers.rglob("*")]:
+        os.chown(path, 0, 0)
+    return hers
+
+
+def test_what_is_taken_in_leads_nowhere_else(roots, place):
+    """The directory of what ollama writes is Alice's, who has left something in it and then puts links in its place."""
+    hers = roots
+    target, taken = secret(place, 100), hers / ".wmount/ingest"
+    taken.mkdir(exist_ok=True)
+    names = [f"sha256-{'a' * 64}-partial", f"sha256-{'b' * 64}", f"sha256-{'c' * 64}.tmp", f"sha256-{'d' * 64}-partial"]
+    for name in names:
+        (taken / name).write_bytes(b"here")
+    (taken / names[3]).chmod(0o600)
+    for path in [taken, *taken.iterdir()]:
+        os.chown(path, ALICE, ALICE)
+    taken.chmod(0o777)
+    run("--ingest", "--allow-other", hers, place / "mnt")
+    for name in names[:3]:
+        (taken / name).unlink()
+    (taken / names[0]).symlink_to(target)
+    (taken / names[1]).symlink_to(target)
+    os.mkfifo(taken / names[2])
+    # What is not taken in yet, and would be written over.
+    (taken / f"sha256-{'e' * 64}-partial").symlink_to(target)
+    blobs = place / "mnt/ollama/blobs"
+    for uid in (0, ALICE, BOB):
+        for name in names[:3]:
+            assert not as_user(uid, "cat", blobs / name).stdout
+    assert reads(ALICE, blobs / names[3]) and not reads(BOB, blobs / names[3]), "a file that is hers alone"
+    with contextlib.suppress(OSError):
+        (blobs / f"sha256-{'e' * 64}-partial").write_bytes(b"new")
+    assert target.read_bytes() == b"s" * 100
+    run("umount", place / "mnt")
+
+
+def test_a_model_that_is_removed_through_a_mount_shows_its_blobs_to_nobody_else(roots, place):
+    hers, target = roots, secret(place, 100)
+    private = put(hers, "application/vnd.ollama.image.license", b"Alice's alone", ALICE, 0o600)
+    link = {**private, "digest": f"sha256:{'c' * 64}", "size": 100}
+    (hers / f"blobs/sha256-{'c' * 64}").symlink_to(target)
+    weights = put(hers, "application/vnd.ollama.image.model", b"GGUF....", ALICE)
+    put_model(hers, "removed", [weights, private, link], ALICE)
+    run("--ingest", "--allow-other", hers, place / "mnt")
+    blobs = place / "mnt/ollama/blobs"
+    (place / "mnt/ollama/manifests/registry.ollama.ai/library/removed/latest").unlink()
+    name = private["digest"].replace(":", "-")
+    assert reads(ALICE, blobs / name) and not reads(BOB, blobs / name)
+    for uid in (0, ALICE, BOB):
+        assert not as_user(uid, "cat", blobs / f"sha256-{'c' * 64}").stdout
+    run("umount", place / "mnt")
+
+
 def test_nothing_is_written_through_a_link_in_place_of_our_directory(small, tmp_path):
     shutil.rmtree(small.path / ".wmount")
     elsewhere = tmp_path / "elsewhere"
