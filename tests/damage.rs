@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use common::{Store, eventually, facts_of_vfs};
 use wmount::digest::Digest;
+use wmount::error::Error;
 use wmount::tree::{Body, Node, SkeletonDir, Step};
 use wmount::vfs::{Children, ROOT};
 
@@ -171,6 +172,40 @@ fn a_manifest_that_cannot_be_read_hurts_its_own_model() {
     assert!(mounted.status()["problems"].to_string().contains("llama"));
     // Nobody knows what it reaches, so nothing is removed.
     assert!(store.refused(&["gc"]).contains("llama/code"));
+}
+
+#[test]
+fn a_model_that_is_gone_is_no_damage() {
+    let store = Store::of_two();
+    let digest = blob_of(&store, "llama:code", "model.layers.1.mlp.down_proj.weight");
+    let vfs = store.vfs();
+    let problems = || {
+        let status: serde_json::Value = serde_json::from_slice(&vfs.status_text()).unwrap();
+        status["problems"].as_array().unwrap().len()
+    };
+    let code = vfs.resolve("safetensors/llama/code/model.safetensors").unwrap();
+    vfs.resolve("original/llama").unwrap();
+    fs::remove_file(blob_path(&store, &digest)).unwrap();
+    assert!(vfs.read(code.ino, 0, &mut vec![0; code.size as usize]).is_err());
+    vfs.review_problems();
+    assert_eq!(problems(), 1);
+    store.run(&["rm", "llama:code"]);
+    vfs.refresh().unwrap();
+    vfs.review_problems();
+    assert_eq!(problems(), 0);
+    // One that was removed since the last look is not there either.
+    store.run(&["rm", "llama:chat"]);
+    assert!(matches!(vfs.resolve("original/llama/chat"), Err(Error::NotFound(_))));
+    assert_eq!(problems(), 0);
+}
+
+#[test]
+fn a_model_of_a_store_that_is_away_is_damage() {
+    let store = Store::of_two();
+    let vfs = store.vfs();
+    vfs.resolve("original/llama").unwrap();
+    fs::rename(store.path(), store.dir.path().join("away")).unwrap();
+    assert!(matches!(vfs.resolve("original/llama/chat"), Err(Error::Hurts { .. })));
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::SystemTime;
 
 use super::{Found, Store, beneath};
@@ -35,10 +36,12 @@ impl Store {
     /// The bytes of a manifest in the place of what is in `bytes`.
     fn read_manifest(&self, found: &Found, bytes: &mut Vec<u8>) -> Result<()> {
         let path = self.manifest_path(&found.name);
-        let file = beneath::file(&self.manifests_dir(), &found.name.manifest_path()).at(&path)?;
+        let gone = || Error::NotFound(format!("the manifest of {} as it was", found.name));
+        let file = beneath::file(&self.manifests_dir(), &found.name.manifest_path());
+        let file = file.map_err(|error| if self.is_removed(&path) { gone() } else { Error::io(&path, error) })?;
         let metadata = file.metadata().at(&path)?;
         if (metadata.ino(), metadata.len()) != found.version {
-            return Err(Error::NotFound(format!("the manifest of {} as it was", found.name)));
+            return Err(gone());
         }
         // It is replaced, never written to, so the length stays what it is.
         if metadata.len() > ollama::MAX_MANIFEST {
@@ -51,6 +54,12 @@ impl Store {
         bytes.reserve(metadata.len() as usize + 1);
         file.take(ollama::MAX_MANIFEST).read_to_end(bytes).at(&path)?;
         Ok(())
+    }
+
+    /// Whether a manifest is not there, while the store is.
+    fn is_removed(&self, path: &Path) -> bool {
+        let is_missing = fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        is_missing && beneath::Dir::open(&self.manifests_dir()).is_ok()
     }
 
     /// Reads a manifest.

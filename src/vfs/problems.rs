@@ -1,10 +1,12 @@
-//! Damage that was met, for the log and the status: told of until the file that was damaged is another one.
+//! Damage that was met, for the log and the status: told of until the file that was damaged is another one, or the model
+//! that it hurt is gone.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Vfs;
 use crate::error::Error;
+use crate::model::ModelName;
 use crate::store::{Found, Seen};
 
 /// Problems that the status remembers.
@@ -19,6 +21,8 @@ struct Problem {
     text: String,
     /// The damaged file.
     file: Option<Seen>,
+    /// The model that it hurts.
+    model: Option<ModelName>,
 }
 
 impl Problems {
@@ -26,10 +30,10 @@ impl Problems {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, text: String, file: Option<Seen>) {
+    fn add(&self, problem: Problem) {
         let mut problems = self.lock();
-        problems.retain(|problem| problem.text != text);
-        problems.push_back(Problem { text, file });
+        problems.retain(|other| other.text != problem.text);
+        problems.push_back(problem);
         while problems.len() > MOST {
             problems.pop_front();
         }
@@ -40,19 +44,22 @@ impl Problems {
         self.lock().iter().map(|problem| problem.text.clone()).collect()
     }
 
-    /// Forgets those whose files are others than they were.
-    fn review(&self) {
+    /// Forgets those whose files are others than they were, and those of models that are gone.
+    fn review(&self, is_gone: impl Fn(&ModelName) -> bool) {
         let files: Vec<_> = self.lock().iter().filter_map(|problem| problem.file.clone()).collect();
         // Without the lock: a file system that does not answer holds up nobody who has a problem to tell.
         let changed: Vec<_> = files.into_iter().filter(Seen::is_another).collect();
-        self.lock().retain(|problem| !problem.file.as_ref().is_some_and(|file| changed.contains(file)));
+        let is_mended = |problem: &Problem| problem.file.as_ref().is_some_and(|file| changed.contains(file));
+        self.lock().retain(|problem| !is_mended(problem) && !problem.model.as_ref().is_some_and(&is_gone));
     }
 }
 
 impl Vfs {
-    /// Forgets the problems of files that were mended; a new one is told of when it is met.
+    /// Forgets the problems of files that were mended and of models that are gone; a new one is told of when it is met.
     pub fn review_problems(&self) {
-        self.problems.review();
+        let tree = self.tree();
+        let is_gone = |name: &ModelName| tree.entries().binary_search_by(|entry| entry.found.name.cmp(name)).is_err();
+        self.problems.review(is_gone);
     }
 
     /// Logs damage and remembers it for the status; a name that is not there is no damage. Returns the error with the
@@ -62,7 +69,9 @@ impl Vfs {
             return error;
         }
         let file = self.store.culprit(&error);
-        let error = match model() {
+        let found = model();
+        let model = found.as_ref().map(|found| found.name.clone());
+        let error = match found {
             Some(found) => {
                 let (model, holds) = (found.name.to_string(), self.tensors_in(&error, &found));
                 Error::Hurts { model, error: Box::new(error), holds }
@@ -70,7 +79,7 @@ impl Vfs {
             None => error,
         };
         tracing::error!("{error}");
-        self.problems.add(error.to_string(), file);
+        self.problems.add(Problem { text: error.to_string(), file, model });
         error
     }
 
@@ -97,19 +106,21 @@ mod tests {
         let (missing, short) = (place.path().join("missing"), place.path().join("short"));
         fs::write(&short, "x").unwrap();
         let problems = Problems::default();
+        let add = |text: &str, file| problems.add(Problem { text: text.into(), file, model: None });
+        let review = || problems.review(|_| false);
         for (text, file) in [("a", &missing), ("b", &short), ("a", &missing)] {
-            problems.add(text.into(), Some(Seen::now(file.clone())));
+            add(text, Some(Seen::now(file.clone())));
         }
-        problems.add("c".into(), None);
-        problems.review();
+        add("c", None);
+        review();
         assert_eq!(problems.texts(), ["b", "a", "c"]);
         fs::write(&missing, "there").unwrap();
-        problems.review();
+        review();
         assert_eq!(problems.texts(), ["b", "c"]);
         fs::write(&short, "whole").unwrap();
-        problems.review();
+        review();
         assert_eq!(problems.texts(), ["c"]);
-        (0..30).for_each(|number| problems.add(number.to_string(), None));
+        (0..30).for_each(|number| add(&number.to_string(), None));
         assert_eq!(problems.texts().len(), MOST);
     }
 }
