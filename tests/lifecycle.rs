@@ -77,6 +77,21 @@ fn a_log_that_cannot_be_written_hurts_no_mount() {
 }
 
 #[test]
+fn a_mount_in_the_background_keeps_no_file_of_its_caller() {
+    let store = Store::of_two();
+    let (lock, at) = (store.dir.path().join("lock"), TempDir::with_prefix("wmount-test-").unwrap());
+    let mut caller = Command::new("sh");
+    caller.args(["-c", "exec \"$@\" 9>\"$0\""]).arg(&lock).arg(env!("CARGO_BIN_EXE_wmount"));
+    succeed(caller.arg(store.path()).arg(at.path()).env("XDG_STATE_HOME", env!("CARGO_TARGET_TMPDIR")));
+    let status: serde_json::Value =
+        serde_json::from_slice(&fs::read(at.path().join(".wmount/status.json")).unwrap()).unwrap();
+    let files = fs::read_dir(format!("/proc/{}/fd", status["pid"])).unwrap();
+    let files: Vec<_> = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect();
+    succeed(wmount(["umount"]).arg(at.path()));
+    assert!(!files.is_empty() && !files.contains(&lock), "{files:?}");
+}
+
+#[test]
 fn a_signal_ends_a_mount_in_use_when_its_last_file_is_closed() {
     let store = Store::of_two();
     let mut mount = Foreground::new(&store);

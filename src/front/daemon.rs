@@ -24,6 +24,8 @@ const LOG_MAX: u64 = 4 << 20;
 pub fn launch() -> Result<()> {
     let program = std::env::current_exe().at("/proc/self/exe")?;
     let (mut heard, told) = io::pipe().at(&program)?;
+    // A lock or a pipe that was handed to this command is not to be held until the mount ends.
+    sys::keep_files();
     let mut command = Command::new(&program);
     command.args(std::env::args_os().skip(1)).env(DETACHED, "1");
     let mut child = command.stdin(Stdio::null()).stdout(told).stderr(Stdio::null()).spawn().at(&program)?;

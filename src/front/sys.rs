@@ -52,6 +52,11 @@ pub fn leave_terminal() -> io::Result<()> {
     Ok(rustix::process::setsid().map(drop)?)
 }
 
+/// Has no program that this process starts inherit its files, but for stdin, stdout and stderr.
+pub fn keep_files() {
+    close_fds::set_fds_cloexec(3, &[]);
+}
+
 /// Makes stdout a copy of `file`.
 pub fn redirect_stdout(file: &File) -> io::Result<()> {
     Ok(rustix::stdio::dup2_stdout(file)?)
