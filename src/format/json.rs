@@ -33,6 +33,31 @@ pub(crate) fn object(text: &[u8]) -> Result<Map<String, Value>, Fault> {
     loose(text)
 }
 
+/// Reads an object that Python may have written, as configs are: its json writes `NaN`, `Infinity` and `-Infinity`, which
+/// are no JSON. An infinity becomes a number past any float, which readers take for the same, and NaN null.
+pub(crate) fn config(text: &[u8]) -> Result<Map<String, Value>, Fault> {
+    object(text).or_else(|fault| object(&without_words(text)).map_err(|_| fault))
+}
+
+/// The text with JSON in place of Python's words for numbers, where they stand for a value or the end of a negative one.
+fn without_words(text: &[u8]) -> Vec<u8> {
+    const WORDS: [(&[u8], &[u8]); 2] = [(b"NaN", b"null"), (b"Infinity", b"1e999")];
+    let (mut all, mut at, mut in_string) = (Vec::with_capacity(text.len()), 0, false);
+    while let Some(&byte) = text.get(at) {
+        let is_value = !in_string && all.last().is_some_and(|last| b"[:,- \t\r\n".contains(last));
+        let word = WORDS.iter().find(|(word, _)| is_value && text[at..].starts_with(word));
+        let (read, written) = match word {
+            Some((word, json)) => (word.len(), *json),
+            None if in_string && byte == b'\\' => (2, &text[at..text.len().min(at + 2)]),
+            None => (1, &text[at..=at]),
+        };
+        in_string ^= byte == b'"';
+        all.extend(written);
+        at += read;
+    }
+    all
+}
+
 /// Reads a document of a type that takes no more memory than its text and 20 bytes for each mark.
 pub(crate) fn typed<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Fault> {
     check(text, TYPED)?;
@@ -77,6 +102,18 @@ mod tests {
         let text =
             r#"{"a":984418506.5213703,"b":0.9357362201159075,"seed":18446744073709551616,"c":[1e-05,1.0,-7,1e+999]}"#;
         assert_eq!(Value::Object(object(text.as_bytes()).unwrap()).to_string(), text);
+    }
+
+    #[test]
+    fn configs_have_numbers_as_python_writes_them() {
+        let text = br#"{"a":[0.0, Infinity,-Infinity],"NaN":NaN,"b":": NaN \\\" Infinity","c":"NaN"}"#;
+        let expected = r#"{"a":[0.0,1e+999,-1e+999],"NaN":null,"b":": NaN \\\" Infinity","c":"NaN"}"#;
+        assert_eq!(Value::Object(config(text).unwrap()).to_string(), expected);
+        assert_eq!(object(text).unwrap_err().at, 11);
+        for wrong in ["1Infinity", "1.Infinity", "NaNs", "-NaN", "nan", "[NaN", "\"\\", "\"NaN"] {
+            assert!(config(format!("{{\"a\":{wrong}").as_bytes()).is_err(), "{wrong}");
+            assert!(config(format!("{{\"a\":{wrong}}}").as_bytes()).is_err(), "{wrong}");
+        }
     }
 
     #[test]

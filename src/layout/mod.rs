@@ -189,7 +189,7 @@ impl Files<'_> {
     /// more values than any config or tokenizer, is passed over with a log line.
     pub fn json(&self, model: &Model, path: &str) -> Result<Option<serde_json::Map<String, serde_json::Value>>> {
         let Some(file) = model.file(path) else { return Ok(None) };
-        let object = json::object(&self.read(file)?);
+        let object = json::config(&self.read(file)?);
         let told = object.inspect_err(|fault| tracing::warn!("model {}: {path} is passed over: {fault}", model.name));
         Ok(told.ok())
     }
@@ -202,7 +202,7 @@ impl Files<'_> {
             return None;
         }
         match self.read(file) {
-            Ok(text) => json::object(&text).err().map(|fault| fault.to_string()),
+            Ok(text) => json::config(&text).err().map(|fault| fault.to_string()),
             Err(error) => Some(error.to_string()),
         }
     }

@@ -150,6 +150,21 @@ def test_every_amb_file_of_the_tree_can_be_read(world):
         assert readers.amb(file).tensors, file
 
 
+def test_a_config_with_infinity(store, tmp_path):
+    """Python's json writes it so, and layouts take what else the config says."""
+    source = tmp_path / "model"
+    source.mkdir()
+    save_file({"a": np.ones(2, np.float32)}, source / "model.safetensors")
+    config = {"model_type": "mamba2", "vocab_size": 5, "time_step_limit": [0.0, float("inf")], "x": float("nan")}
+    (source / "config.json").write_text(json.dumps(config))
+    store.add(source, name="model")
+    (shown,) = store.json("show", "model")["files"]
+    assert "fault" not in shown
+    (tmp_path / "model.amb").write_bytes(store.run("cat", "amb/model/latest.amb").stdout)
+    config = readers.amb(tmp_path / "model.amb").config
+    assert (config["architecture"], config["n_vocab"]) == ("mamba2", 5)
+
+
 def test_a_config_that_is_too_much_is_told(store, tmp_path):
     """It is kept as it was imported, and layouts do without it."""
     source = tmp_path / "model"
