@@ -33,8 +33,12 @@ pub trait Blobs: Send + Sync {
         sink.bytes(&bytes)
     }
 
-    /// What `make` returns for a key, which says all that it depends on; made anew unless an implementation keeps it.
-    fn memo(&self, _key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+    /// What `make` returns for a key, which says all that it depends on: this blob, and what is done with it. Made anew
+    /// unless an implementation keeps it.
+    ///
+    /// # Errors
+    /// Those of `make`, and where it is kept, a blob whose content is not what its name says.
+    fn memo(&self, _key: &str, _digest: &Digest, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
         make().map(Arc::from)
     }
 }

@@ -128,8 +128,8 @@ impl Blobs for Metered<'_> {
         Some(())
     }
 
-    fn memo(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
-        self.blobs.memo(key, &|| {
+    fn memo(&self, key: &str, digest: &Digest, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        self.blobs.memo(key, digest, &|| {
             self.counters.preparations.fetch_add(1, Ordering::Relaxed);
             make()
         })

@@ -154,8 +154,8 @@ impl Blobs for Remembered<'_> {
         self.0.read_exact(digest, offset, buf)
     }
 
-    fn memo(&self, key: &str, _: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
-        self.0.memo(key, &|| Err(Error::NotFound(key.into())))
+    fn memo(&self, key: &str, digest: &Digest, _: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        self.0.memo(key, digest, &|| Err(Error::NotFound(key.into())))
     }
 }
 

@@ -62,7 +62,7 @@ impl Input for BlobInput<'_> {
     }
 
     fn survey(&self) -> Result<Arc<[u8]>> {
-        self.blobs.memo(&self.computed.survey_key(), &|| {
+        self.blobs.memo(&self.computed.survey_key(), &self.computed.digest, &|| {
             // The length is a claim: nothing is allocated before its last byte was read.
             if let Some(last) = self.len().checked_sub(1) {
                 self.read(last, &mut [0])?;

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use quick_cache::sync::Cache;
 
 use super::beneath;
-use super::check::Checks;
+use super::check::{Checks, TRIES};
 use super::memo::Memos;
+use super::seen::Version;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::extent::{Blobs, Sink};
@@ -28,34 +29,62 @@ pub struct BlobFiles {
     dir: PathBuf,
     open: Cache<Digest, Arc<File>>,
     memos: Memos,
-    /// Where blobs are checked when they are used.
-    checks: Option<Checks>,
+    checks: Checks,
+    /// Whether blobs are checked when they are used, and not only before something is kept that was computed from them.
+    is_checking: bool,
 }
 
 impl BlobFiles {
     /// The blobs in `dir`, and what is known of them in the store's directory `own`.
     pub fn new(dir: PathBuf, own: PathBuf) -> Self {
-        BlobFiles { dir, open: Cache::new(OPEN_FILES), memos: Memos::new(own), checks: None }
+        BlobFiles {
+            dir,
+            open: Cache::new(OPEN_FILES),
+            memos: Memos::new(own),
+            checks: Checks::default(),
+            is_checking: false,
+        }
     }
 
     /// Whether the content of each blob is checked when it is first used.
     pub fn checking(self, check: bool) -> Self {
-        BlobFiles { checks: check.then(Checks::default), ..self }
+        BlobFiles { is_checking: check, ..self }
     }
 
-    /// Blobs that were checked, and their bytes.
+    /// Blobs that were checked, and their bytes; `None` if they are not when they are used.
     pub fn checked(&self) -> Option<(u64, u64)> {
-        self.checks.as_ref().map(Checks::counts)
+        self.is_checking.then(|| self.checks.counts())
     }
 
     /// Opens a blob, and checks it if that is asked for.
     pub fn open(&self, digest: &Digest) -> Result<Arc<File>> {
         let file = self.opened(digest)?;
-        if let Some(checks) = &self.checks {
-            let checked = checks.check(digest, &file).map_err(|error| damaged(digest, &error))?;
-            checked.map_err(|fault| Error::Damaged { digest: *digest, fault })?;
+        if self.is_checking {
+            self.check(digest, &file)?;
         }
         Ok(file)
+    }
+
+    /// The version of a blob's file, whose content is what its name says.
+    fn check(&self, digest: &Digest, file: &File) -> Result<Version> {
+        let checked = self.checks.check(digest, file).map_err(|error| damaged(digest, &error))?;
+        checked.map_err(|fault| Error::Damaged { digest: *digest, fault })
+    }
+
+    /// What `make` computes from a blob, if its file was sound and the same all the time.
+    fn of_sound(&self, digest: &Digest, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+        for _ in 0..TRIES {
+            let before = self.open(digest).ok().and_then(|file| Some(Version::of(&file.metadata().ok()?)));
+            let result = make()?;
+            // Hashed after it was read, and so from memory.
+            let file = self.open(digest)?;
+            // What is open may be the damaged file that a whole one has replaced since.
+            let sound = self.check(digest, &file).inspect_err(|_| _ = self.open.remove(digest))?;
+            if before == Some(sound) {
+                return Ok(result);
+            }
+        }
+        Err(Error::Damaged { digest: *digest, fault: "it is being written to".into() })
     }
 
     /// A blob's file: a regular file, or a link to one in the same directory.
@@ -97,7 +126,7 @@ impl Blobs for BlobFiles {
         match self.open(digest) {
             Ok(file) if read(&file, buf).is_ok() => return Ok(()),
             // One that is not there to be opened will not be the next moment either.
-            Err(error) if self.checks.is_none() => return Err(error),
+            Err(error) if !self.is_checking => return Err(error),
             _ => {}
         }
         // What was opened may be the damaged file that a whole one has replaced since.
@@ -111,7 +140,7 @@ impl Blobs for BlobFiles {
         sink.file(&file, offset, len)
     }
 
-    fn memo(&self, key: &str, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
-        self.memos.get(key, make)
+    fn memo(&self, key: &str, digest: &Digest, make: &dyn Fn() -> Result<Vec<u8>>) -> Result<Arc<[u8]>> {
+        self.memos.get(key, &|| self.of_sound(digest, make))
     }
 }

@@ -1,4 +1,5 @@
-//! Hashing blobs when they are first used: what `wmount --verify-on-read` does, and an import with what others wrote.
+//! Hashing blobs when they are first used: what `wmount --verify-on-read` does, an import with what others wrote, and without
+//! either who keeps what was computed from a blob.
 //!
 //! The result is remembered for the version of the blob's file that was hashed: its inode number, length and times.
 
@@ -14,8 +15,8 @@ use super::seen::Version;
 use crate::digest::Digest;
 use crate::waits::Reading;
 
-/// A file that changes while it is hashed is hashed so often.
-const TRIES: usize = 3;
+/// A file that changes while it is read is read so often.
+pub(super) const TRIES: usize = 3;
 
 /// What is known of a blob: the version that was hashed and what is wrong with it.
 type Known = RwLock<Option<(Version, Result<(), String>)>>;
@@ -29,15 +30,15 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// Whether a blob's file has the content that its name says. Who asks while it is hashed waits for the result.
-    pub fn check(&self, digest: &Digest, file: &File) -> io::Result<Result<(), String>> {
+    /// The version of a blob's file that has the content that its name says, or what is wrong with it. Who asks while it is hashed waits for the result.
+    pub fn check(&self, digest: &Digest, file: &File) -> io::Result<Result<Version, String>> {
         let version = Version::of(&file.metadata()?);
         let known = match self.known.get(digest) {
             Some(known) => Arc::clone(&known),
             None => Arc::clone(&self.known.entry(*digest).or_default()),
         };
         let of_version = |known: &Option<(Version, Result<(), String>)>| match known {
-            Some((of, result)) if *of == version => Some(result.clone()),
+            Some((of, result)) if *of == version => Some(result.clone().map(|()| version)),
             _ => None,
         };
         if let Some(result) = of_version(&known.read().unwrap_or_else(PoisonError::into_inner)) {
@@ -54,7 +55,7 @@ impl Checks {
                 let result = digest.check(actual);
                 *known = Some((before, result.clone()));
                 self.blobs.fetch_add(1, Ordering::Relaxed);
-                return Ok(result);
+                return Ok(result.map(|()| before));
             }
         }
         Err(io::Error::other("it is being written to"))
@@ -93,7 +94,7 @@ mod tests {
         file.write_all_at(b"content", 0).expect("written");
         let (checks, digest) = (Checks::default(), Digest::of(b"content"));
         std::thread::scope(|scope| {
-            (0..8).for_each(|_| _ = scope.spawn(|| assert_eq!(checks.check(&digest, &file).expect("read"), Ok(()))));
+            (0..8).for_each(|_| _ = scope.spawn(|| assert!(checks.check(&digest, &file).expect("read").is_ok())));
         });
         assert_eq!(checks.counts(), (1, 7));
         // Another content is another version, and a bad one is remembered, too.

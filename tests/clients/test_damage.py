@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -310,6 +311,21 @@ def is_eio(path) -> bool:
     except OSError as error:
         return error.errno == errno.EIO
     return False
+
+
+def test_nothing_is_remembered_that_was_computed_from_a_damaged_blob(damage, tmp_path):
+    """Neither by the mount that met the damage nor by the next, once the blob is mended by hand."""
+    computed = [COMPUTED, "amb/tiny-llama/latest@adaptive-32.amb", "gds_export/tiny-llama/latest@fp8/manifest.json"]
+    damage.flip()
+    with Mount(damage.store, tmp_path / "first") as mount:
+        assert all(is_eio(mount / name) for name in computed)
+        assert "its content has the digest" in problems(mount)
+    damage.path.write_bytes(damage.bytes)
+    with Mount(damage.store, tmp_path / "second") as mount:
+        shown = [(mount / name).read_bytes() for name in computed]
+    shutil.rmtree(damage.store.path / ".wmount/memo")
+    with Mount(damage.store, tmp_path / "third") as mount:
+        assert shown == [(mount / name).read_bytes() for name in computed]
 
 
 @pytest.mark.parametrize("read", ["auto", "cache", "direct"])
