@@ -21,7 +21,7 @@ pub(super) fn run(args: &GcArgs) -> Result<()> {
     }
     let mut text = format!("removed {}, {}\n", count(report.removed, "blob"), size(report.bytes));
     if report.unfinished > 0 {
-        text += &format!("removed {} of models that ollama did not finish\n", count(report.unfinished, "file"));
+        text += &format!("removed {} of models that were not finished\n", count(report.unfinished, "file"));
     }
     if report.in_use > 0 {
         text += &format!("{} with files open on a mount kept its blobs\n", count(report.in_use, "removed model"));

@@ -22,7 +22,9 @@ pub struct RmArgs {
 
 pub(super) fn run(args: &RmArgs) -> Result<()> {
     let store = args.store.open()?;
-    let names = &args.models;
+    let mut names = args.models.clone();
+    names.sort();
+    names.dedup();
     // One that is not there must not leave the others half done.
     names.iter().try_for_each(|name| store.find_asked(name).map(drop))?;
     names.iter().try_for_each(|name| store.remove(name))?;

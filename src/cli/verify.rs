@@ -8,7 +8,7 @@ use super::output::{Bar, count, print, print_json, size};
 use crate::error::Result;
 use crate::model::ModelName;
 use crate::store::import::Progress;
-use crate::store::{Repaired, Survey, VerifyReport};
+use crate::store::{Repaired, VerifyReport};
 
 /// Hash every blob and name the models that a damaged one hurts; mend them if asked
 #[derive(Debug, clap::Args)]
@@ -31,9 +31,11 @@ pub struct VerifyArgs {
 
 pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
     let store = args.store.open()?;
-    let Survey { models, hidden } = match args.models.is_empty() {
-        true => store.survey()?,
-        false => Survey { models: super::chosen(&store, &args.models)?, hidden: Vec::new() },
+    let (models, hidden) = if args.models.is_empty() {
+        let survey = store.survey()?;
+        (survey.models, survey.hidden)
+    } else {
+        (super::chosen(&store, &args.models)?, Vec::new())
     };
     let bar = Bar::new("verifying");
     bar.begin(store.total_bytes(&models));

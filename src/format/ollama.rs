@@ -58,11 +58,12 @@ pub struct Manifest {
     /// The config blob.
     pub config: Layer,
     /// Everything else.
-    #[serde(default, deserialize_with = "list_or_null")]
+    #[serde(deserialize_with = "list_or_null")]
     pub layers: Vec<Layer>,
 }
 
-/// Go writes a list that was never appended to as null.
+/// Go writes a list that was never appended to as null. One that is not there may be one of another name, whose blobs
+/// nobody would know of.
 fn list_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Layer>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }

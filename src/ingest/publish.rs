@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
@@ -10,7 +11,7 @@ use super::files::is_name_of;
 use super::{BLOBS, Ingest, MANIFESTS, Name, Pending, model_at};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Fault, Result};
-use crate::format::ollama::{Layer, MAX_MANIFEST, Manifest};
+use crate::format::ollama::{Layer, MAX_MANIFEST, Manifest, OWN_RECIPE};
 use crate::model::ModelName;
 use crate::store::Found;
 use crate::store::ingest::{Place, Progress};
@@ -95,9 +96,11 @@ impl Ingest {
     }
 
     fn make_model(&self, name: &ModelName, manifest: &Manifest, bytes: &[u8]) -> Result<()> {
+        let same = self.same_model(manifest, bytes);
+        self.check_replaced(name, same.as_deref())?;
         let held = self.hold(self.manifest_of(name));
         let mut made = HashSet::new();
-        let done = match self.same_model(manifest, bytes) {
+        let done = match same {
             // What `ollama/` shows of a model is less than the store has of it.
             Some(own) => self.dir.publish(name, &own),
             None => manifest
@@ -118,6 +121,21 @@ impl Ingest {
             state.names.remove(&dir);
         }
         Ok(())
+    }
+
+    /// Checks that the model whose place a manifest takes, unless it is the same, has no files that `ollama/` does not show:
+    /// they would be lost, and nobody has asked for that.
+    fn check_replaced(&self, name: &ModelName, by: Option<&[u8]>) -> Result<()> {
+        let store = self.vfs.store();
+        let Ok(old) = store.find_one(name) else { return Ok(()) };
+        let is_imported =
+            store.manifest(&old).is_ok_and(|old| old.layers.iter().any(|layer| layer.media_type == OWN_RECIPE));
+        if !is_imported || store.manifest_bytes(&old).is_ok_and(|old| by == Some(&old)) {
+            return Ok(());
+        }
+        let what =
+            "wmount imported this model from files that ollama does not know: give another name, or remove it first";
+        Err(std::io::Error::new(ErrorKind::AlreadyExists, what)).at(store.manifest_path(name))
     }
 
     fn manifest_of(&self, name: &ModelName) -> Option<Manifest> {

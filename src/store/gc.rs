@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::stage::sync_dir;
-use super::{Found, Lock, Store, beneath, children};
+use super::{Found, Lock, Store, Survey, beneath, children};
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
-use crate::format::ollama::Manifest;
+use crate::format::ollama::{MAX_MANIFEST, Manifest};
 use crate::model::ModelName;
 
 /// What `gc` did.
@@ -25,7 +25,7 @@ pub struct GcReport {
     pub removed: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Files that a mount with `--ingest` left unfinished.
+    /// Files that an import, or a mount with `--ingest`, left unfinished.
     pub unfinished: u64,
     /// Removed models whose files a mount still has open; their blobs go at a later `gc`.
     pub in_use: u64,
@@ -42,9 +42,31 @@ fn is_of_a_pull(blob: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
 
     const YOUNG: Duration = Duration::from_secs(3600);
-    // A time to come is that of another machine's clock, and says nothing.
-    let age = blob.modified().ok().and_then(|time| time.elapsed().ok());
-    blob.is_file() && blob.mode() & 0o222 != 0 && age.is_some_and(|age| age < YOUNG)
+    // A clock that was put back, or another machine's, makes it a time to come.
+    let age = blob.modified().map(|time| time.elapsed().unwrap_or_else(|ahead| ahead.duration()));
+    blob.is_file() && blob.mode() & 0o222 != 0 && age.is_ok_and(|age| age < YOUNG)
+}
+
+/// How far below `manifests/` something is looked for that nobody's program puts there.
+const MAX_DEPTH: u32 = 8;
+
+/// Adds what a file reaches that is a manifest, or the files of a directory.
+fn reach_nameless(path: &Path, depth: u32, reached: &mut HashSet<Digest>) -> Result<()> {
+    let found = match fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found.at(path)?,
+    };
+    // Links to directories can go in circles.
+    let may_enter = depth == MAX_DEPTH || depth > 0 && !path.is_symlink();
+    if found.is_dir() && may_enter {
+        for entry in fs::read_dir(path).at(path)? {
+            reach_nameless(&entry.at(path)?.path(), depth - 1, reached)?;
+        }
+    } else if found.is_file() && found.len() <= MAX_MANIFEST {
+        let bytes = fs::read(path).at(path)?;
+        reached.extend(Manifest::parse(&bytes).iter().flat_map(Manifest::blobs).map(|layer| layer.digest));
+    }
+    Ok(())
 }
 
 impl Store {
@@ -64,13 +86,18 @@ impl Store {
 
     pub(super) fn remove_locked(&self, name: &ModelName, _lock: &Lock) -> Result<()> {
         let found = self.find_one(name)?;
-        self.check_one_file_system()?;
+        self.check_place()?;
+        let manifest = self.manifest_path(name);
         let removed = self.own_path("removed")?;
         fs::create_dir_all(&removed).at(&removed)?;
-        let manifest = self.manifest_path(name);
         let (inode, _) = found.version;
-        // The inode number keeps two removed models apart: both files live on one file system.
-        fs::rename(&manifest, removed.join(inode.to_string())).at(&manifest)?;
+        if fs::symlink_metadata(&manifest).at(&manifest)?.is_symlink() {
+            // What it leads to is another model's, and stays.
+            fs::remove_file(&manifest).at(&manifest)?;
+        } else {
+            // The inode number keeps two removed models apart: both files live on one file system.
+            fs::rename(&manifest, removed.join(inode.to_string())).at(&manifest)?;
+        }
         // ollama fails on empty directories below manifests/ when it cannot remove them itself.
         let mut above = manifest.ancestors().skip(1).take_while(|dir| *dir != self.manifests_dir());
         let left = above.find(|dir| fs::remove_dir(dir).is_err());
@@ -112,17 +139,18 @@ impl Store {
     ///
     /// # Errors
     /// A manifest, or a directory of them, that cannot be read stops it before anything is removed: nobody knows what it
-    /// reaches.
+    /// reaches. So does a store that shares its blobs with another one.
     pub fn gc(&self) -> Result<GcReport> {
         let lock = self.lock()?;
-        let mut reached: HashSet<Digest> = HashSet::new();
-        let models = self.find_all()?;
-        self.clean_forms(&models)?;
-        for found in models {
-            reached.extend(self.manifest(&found)?.blobs().map(|layer| layer.digest));
-        }
+        self.check_place()?;
+        let survey = self.survey_all()?;
+        let mut reached = self.reached(&survey)?;
+        self.check_manifests(reached.is_empty() && self.removed_manifests()?.is_empty())?;
+        self.clean_forms(&survey.models)?;
         let mut report = GcReport { in_use: self.reach_removed(&mut reached)?, ..GcReport::default() };
-        let taken = self.clean_ingest()?;
+        lock.check()?;
+        let mut unfinished = self.clean_ingest()?;
+        unfinished.extend(self.clean_staged()?);
         let dir = self.root.join("blobs");
         for name in children(&dir)? {
             // What has no blob's name is not ours to remove: ollama keeps partial downloads here.
@@ -148,7 +176,7 @@ impl Store {
             // Which blob a memo speaks of is not in its name; those still needed are made again.
             let _ = fs::remove_dir_all(self.own_path("memo")?);
         }
-        for (name, len) in taken {
+        for (name, len) in unfinished {
             let number =
                 if Digest::from_file_name(&name).is_some() { &mut report.removed } else { &mut report.unfinished };
             *number += 1;
@@ -157,10 +185,32 @@ impl Store {
         Ok(report)
     }
 
+    /// What the manifests below `manifests/` reach, those without a model's name included: a user may have put them aside.
+    pub(super) fn reached(&self, survey: &Survey) -> Result<HashSet<Digest>> {
+        let mut reached = HashSet::new();
+        for found in &survey.models {
+            let manifest = self.manifest(found).map_err(|error| {
+                let name = &found.name;
+                Error::Invalid(format!(
+                    "{error}; nobody knows what it needs, so nothing is removed: mend it, or wmount rm {name}"
+                ))
+            })?;
+            reached.extend(manifest.blobs().map(|layer| layer.digest));
+        }
+        for path in &survey.nameless {
+            reach_nameless(path, MAX_DEPTH, &mut reached)?;
+        }
+        Ok(reached)
+    }
+
     /// Adds what removed models reach that a mount has open, and forgets the others; how many are open.
     pub(super) fn reach_removed(&self, reached: &mut HashSet<Digest>) -> Result<u64> {
         let mut in_use = 0;
         for path in self.removed_manifests()? {
+            if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
+                fs::remove_file(&path).at(&path)?;
+                continue;
+            }
             let file = File::open(&path).at(&path)?;
             match file.try_lock() {
                 Ok(()) => fs::remove_file(&path).at(&path)?,

@@ -234,13 +234,12 @@ impl IngestDir {
         // Who writes just now may be about to name it, and leaves it to the next gc.
         let Some(_lock) = self.store.try_lock()? else { return Ok(false) };
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = self.store.find_all()?;
-        if reached.0 != found {
-            let mut digests = HashSet::new();
-            for found in &found {
-                digests.extend(self.store.manifest(found)?.blobs().map(|layer| layer.digest));
-            }
-            *reached = (found, digests);
+        let survey = self.store.survey_all()?;
+        self.store.check_place()?;
+        self.store.check_manifests(false)?;
+        if !survey.nameless.is_empty() || reached.0 != survey.models {
+            let digests = self.store.reached(&survey)?;
+            *reached = (survey.models, digests);
         }
         let mut open = HashSet::new();
         self.store.reach_removed(&mut open)?;

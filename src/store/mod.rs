@@ -20,6 +20,7 @@ pub mod ingest;
 mod load;
 mod memo;
 mod near;
+mod place;
 mod repair;
 mod seen;
 mod stage;
@@ -49,6 +50,8 @@ pub use verify::{Damage, VerifyReport};
 const OWN: &str = ".wmount";
 /// The writers' lock in it.
 const LOCK: &str = "lock";
+/// The directory of the manifests.
+const MANIFESTS: &str = "manifests";
 /// Bytes that a file in it can have: with a row of 200 bytes for each model, a million of them.
 const OWN_FILE: u64 = 256 << 20;
 
@@ -82,12 +85,14 @@ pub struct Found {
 }
 
 /// What is below `manifests/`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Survey {
     /// The models, in order of name.
     pub models: Vec<Found>,
     /// Why something could not be looked at that may be a model, too.
     pub hidden: Vec<Error>,
+    /// Files and directories that no model's manifest can be.
+    nameless: Vec<PathBuf>,
 }
 
 impl Found {
@@ -155,13 +160,13 @@ impl Store {
             return Err(Error::Invalid(what));
         }
         let is_dir = |path: &Path| Ok(found(path)?.is_some_and(|found| found.is_dir()));
-        if !is_dir(root)? || !is_dir(&root.join("blobs"))? || !is_dir(&root.join("manifests"))? {
+        if !is_dir(root)? || !is_dir(&root.join("blobs"))? || !is_dir(&root.join(MANIFESTS))? {
             return Err(Error::Invalid(format!(
                 "{shown} is no store: it has no blobs/ and manifests/; if it is a model, put it into one: wmount import {quoted}"
             )));
         }
         let root = root.canonicalize().at(root)?;
-        for dir in ["blobs", "manifests"].map(|dir| root.join(dir)) {
+        for dir in ["blobs", MANIFESTS].map(|dir| root.join(dir)) {
             Dir::open(&dir).at(&dir)?;
         }
         let blobs = BlobFiles::new(root.join("blobs"), root.join(OWN));
@@ -172,7 +177,7 @@ impl Store {
     /// cut short, or one that is under way in another process, has left.
     pub fn create(root: impl AsRef<Path>) -> Result<Store> {
         let root = root.as_ref();
-        let parts = ["manifests", "blobs"];
+        let parts = [MANIFESTS, "blobs"];
         match fs::read_dir(root) {
             Ok(mut entries) => {
                 let is_part = |entry: fs::DirEntry| parts.iter().any(|part| entry.file_name() == *part);
@@ -216,7 +221,7 @@ impl Store {
 
     /// The directory of the manifests.
     pub fn manifests_dir(&self) -> PathBuf {
-        self.root.join("manifests")
+        self.root.join(MANIFESTS)
     }
 
     /// The path of a blob.
@@ -260,24 +265,6 @@ impl Store {
         }
         make_dir(&dir).map_err(|error| self.unwritable(&dir, error))?;
         Ok(dir.join(name))
-    }
-
-    /// Checks that what is in `.wmount/` can be given a name in the store's other directories, and the reverse.
-    fn check_one_file_system(&self) -> Result<()> {
-        use std::os::unix::fs::MetadataExt;
-
-        let device = |dir: &Path| fs::metadata(dir).at(dir).map(|found| found.dev());
-        let own = device(&self.own_path("")?)?;
-        for dir in [self.root.join("blobs"), self.manifests_dir()] {
-            if device(&dir)? != own {
-                let (dir, root) = (dir.display(), self.root.display());
-                return Err(Error::Invalid(format!(
-                    "{dir}: is on another file system than {root}: such a store is read and not written to; move all of it \
-                     there, and let {root} be the link"
-                )));
-            }
-        }
-        Ok(())
     }
 
     /// That something of the store cannot be written to, and who can do it.
@@ -393,10 +380,10 @@ impl Store {
     ///
     /// # Errors
     /// Something below `manifests/` cannot be looked at: nobody knows what it reaches.
-    fn find_all(&self) -> Result<Vec<Found>> {
-        let Survey { models, hidden } = self.survey()?;
-        match hidden.first() {
-            None => Ok(models),
+    fn survey_all(&self) -> Result<Survey> {
+        let survey = self.survey()?;
+        match survey.hidden.first() {
+            None => Ok(survey),
             Some(error) => Err(Error::Invalid(format!(
                 "{error}; it may be a model, so nothing is removed: mend it, or take it away"
             ))),
@@ -405,10 +392,13 @@ impl Store {
 
     /// Looks through `manifests/`.
     pub fn survey(&self) -> Result<Survey> {
-        let (mut found, mut hidden) = (Vec::new(), Vec::new());
+        let (mut found, mut hidden, mut nameless) = (Vec::new(), Vec::new(), Vec::new());
         let mut pass_over = |path: PathBuf, error: Error| {
-            self.ignore(path, &error);
-            hidden.extend(may_hide_a_model(&error).then_some(error));
+            self.ignore(path.clone(), &error);
+            match may_hide_a_model(&error) {
+                true => hidden.push(error),
+                false => nameless.push(path),
+            }
         };
         let root = self.manifests_dir();
         let manifests = Dir::open(&root).at(&root)?;
@@ -427,7 +417,7 @@ impl Store {
             }
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Survey { models: found, hidden })
+        Ok(Survey { models: found, hidden, nameless })
     }
 
     /// Says once that something below `manifests/` is no manifest.

@@ -9,13 +9,15 @@ use std::sync::Mutex;
 
 use tempfile::{NamedTempFile, TempPath};
 
-use super::{Lock, Store, beneath};
+use super::{Lock, Store, beneath, children};
 use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
 use crate::format::ollama::{self, Layer, Manifest};
 use crate::model::ModelName;
 
+/// The directory of files that are not finished, below `.wmount/`.
+const TMP: &str = "tmp";
 /// Staged bytes after which the finished blobs are made durable and renamed.
 const BATCH: u64 = 4 << 30;
 /// Bytes of a long blob after which the kernel is asked to begin writing them out, while the next ones are hashed.
@@ -81,14 +83,32 @@ impl Draft {
     }
 }
 
+impl Store {
+    /// Removes what a command left behind when it was killed, for who has the lock; names and lengths of the files.
+    pub(super) fn clean_staged(&self) -> Result<Vec<(String, u64)>> {
+        let dir = self.own_path(TMP)?;
+        if !dir.exists() {
+            return Ok(Vec::new());
+        }
+        let len = |name: &str| fs::symlink_metadata(dir.join(name)).map_or(0, |found| found.len());
+        let left = children(&dir)?
+            .into_iter()
+            .map(|name| {
+                let len = len(&name);
+                (name, len)
+            })
+            .collect();
+        fs::remove_dir_all(&dir).at(&dir)?;
+        Ok(left)
+    }
+}
+
 impl<'a> Stage<'a> {
     /// Begins; what an earlier command left behind in `.wmount/tmp` when it was killed is removed.
     pub fn new(store: &'a Store, lock: &'a Lock) -> Result<Stage<'a>> {
-        store.check_one_file_system()?;
-        let dir = store.own_path("tmp")?;
-        if dir.exists() {
-            fs::remove_dir_all(&dir).at(&dir)?;
-        }
+        store.check_place()?;
+        store.clean_staged()?;
+        let dir = store.own_path(TMP)?;
         fs::create_dir(&dir).at(&dir)?;
         Ok(Stage { store, lock, dir, waited: None, state: Mutex::default() })
     }
@@ -305,7 +325,7 @@ impl<'a> Stage<'a> {
         if replace && let Some(old) = &old {
             self.store.keep_removed(old)?;
         }
-        let temporary = self.store.own_path("tmp")?;
+        let temporary = self.store.own_path(TMP)?;
         write_durably(&temporary, &path, manifest, || self.keep())?;
         self.check_all_there(&path, manifest).map_err(|gone| {
             let taken_back = match (&old, old_bytes) {

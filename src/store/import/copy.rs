@@ -49,11 +49,11 @@ pub fn is_store(path: &Path) -> bool {
 /// Faults of the stores themselves. A model that cannot be copied is in the report and leaves the others alone.
 pub fn copy(root: &Path, from: &Path, options: &CopyOptions, progress: &dyn Progress) -> Result<CopyReport> {
     let from = Store::open(from)?;
-    let Survey { models: chosen, hidden } = match options.models.is_empty() {
+    let Survey { models: chosen, hidden, .. } = match options.models.is_empty() {
         true => from.survey()?,
         false => {
             let models = options.models.iter().map(|name| from.find_asked(name)).collect::<Result<_>>()?;
-            Survey { models, hidden: Vec::new() }
+            Survey { models, ..Survey::default() }
         }
     };
     if options.name.is_some() && chosen.len() != 1 {

@@ -48,7 +48,9 @@ pub fn tree_path(input: &[u8]) {
         (dir, vfs)
     });
     let Ok(attr) = vfs.resolve(&text) else { return };
-    assert_eq!(vfs.resolve(&text).unwrap().ino, attr.ino, "{text:?}");
+    // The status of a mount is another file from one moment to the next.
+    let is_status = text.ends_with("status.json");
+    assert!(is_status || vfs.resolve(&text).unwrap().ino == attr.ino, "{text:?}");
     match attr.kind {
         Kind::Dir => assert!(vfs.entries(attr.ino).is_ok(), "{text:?}"),
         Kind::File => {
