@@ -21,7 +21,7 @@ use crate::extent::ExtentMap;
 use crate::keep::Keep;
 use crate::layout;
 use crate::memo::Memo;
-use crate::store::{Found, Store};
+use crate::store::{Found, Store, Survey, Times};
 
 pub use entry::{Entry, Place};
 pub(crate) use numbering::number;
@@ -132,12 +132,14 @@ pub struct Tree {
     sorted: OnceLock<Vec<Arc<Entry>>>,
     layouts: [OnceLock<SkeletonDir>; layout::COUNT],
     listed: Arc<[String]>,
+    times: Times,
 }
 
 impl Tree {
     /// The snapshot of these models; those that `old` has too, for certain, keep what was planned. Of the variants only the `listed`
     /// are entries of directories; the others are there for who asks for them.
-    pub fn new(store: &Arc<Store>, found: Vec<Found>, old: Option<&Tree>, listed: Arc<[String]>) -> Tree {
+    pub fn new(store: &Arc<Store>, survey: Survey, old: Option<&Tree>, listed: Arc<[String]>) -> Tree {
+        let Survey { models: found, times, .. } = survey;
         let paths = tree_paths(&found);
         let keep = old.map_or_else(Arc::default, |old| old.keep.clone());
         let entries = found.into_iter().zip(paths).map(|(found, path)| {
@@ -148,7 +150,15 @@ impl Tree {
             kept.cloned().unwrap_or_else(|| Arc::new(Entry::new(store.clone(), keep.clone(), found, path)))
         });
         let entries = entries.collect();
-        Tree { store: store.clone(), keep, entries, sorted: OnceLock::new(), layouts: Default::default(), listed }
+        Tree {
+            store: store.clone(),
+            keep,
+            entries,
+            sorted: OnceLock::new(),
+            layouts: Default::default(),
+            listed,
+            times,
+        }
     }
 
     /// Has every model say which layouts show it, unless that is done or under way: what every look at a layout waits for.
@@ -198,9 +208,14 @@ impl Tree {
         self.entries.iter().filter(|entry| entry.is_late())
     }
 
-    /// When the newest model was written.
+    /// When a model last came, went or changed.
     pub fn newest(&self) -> Option<SystemTime> {
-        self.entries.iter().map(|entry| entry.found.written).max()
+        self.entries.iter().map(|entry| entry.found.written).max().max(self.times.newest())
+    }
+
+    /// The times of the store's directories.
+    pub fn times(&self) -> &Times {
+        &self.times
     }
 
     /// The skeleton directory at a path whose first component is a layout's name.
@@ -228,14 +243,15 @@ impl Tree {
         for entry in &self.entries {
             for view in views.iter().filter(|view| entry.shows(**view)) {
                 for (index, anchor) in view.anchors(&entry.found.name, &entry.path).into_iter().enumerate() {
-                    if root.put(&anchor.path, entry, *view, index, anchor.kind).is_none() {
+                    if root.put(&anchor.path, entry, *view, index, anchor.kind).is_some() {
+                        root.date(&anchor, entry, &self.times);
+                    } else {
                         let (name, dir) = (&entry.found.name, base.name());
                         tracing::warn!("model {name} is not in {dir}/: {:?} is taken", anchor.path);
                     }
                 }
             }
         }
-        root.set_times();
         root
     }
 }

@@ -140,7 +140,7 @@ impl Vfs {
     pub fn listing(store: Arc<Store>, variants: &[String]) -> Result<Vfs> {
         let listed: Arc<[String]> = variants.into();
         let repaired = RwLock::new(store.repairs().into_iter().collect());
-        let tree = Tree::new(&store, store.find()?, None, listed.clone());
+        let tree = Tree::new(&store, store.survey()?, None, listed.clone());
         let inodes = DashMap::new();
         inodes.insert(ROOT, Inode { parent: ROOT, what: What::Skeleton("".into()) });
         Ok(Vfs {
@@ -296,7 +296,7 @@ impl Vfs {
                     return Ok(dir(number(&["skeleton", OWN_DIR], &[]), 2, tree.newest()));
                 }
                 let skeleton = tree.dir(path).ok_or_else(|| Error::NotFound(path.to_string()))?;
-                Ok(dir(skeleton.ino(), skeleton.nlink(), skeleton.mtime))
+                Ok(dir(skeleton.ino(), skeleton.nlink(), skeleton.mtime.or_else(|| tree.newest())))
             }
         }
     }

@@ -8,10 +8,12 @@ mod common;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Child, Command, Stdio};
+use std::time::SystemTime;
 
 use common::{Mounted, Store, eventually, facts_of_mount, is_mounted, refuse, signal, succeed, wait, walk, wmount};
 use tempfile::TempDir;
 use wmount::digest::Digest;
+use wmount::vfs::Vfs;
 
 /// A mount in the foreground.
 struct Foreground {
@@ -175,6 +177,39 @@ fn models_come_and_go_without_a_remount() {
         !shows("amb/late/latest.amb") && !shows("ollama/manifests/registry.ollama.ai/library/late")
     });
     assert!(shows("amb/llama/code.amb"));
+}
+
+#[test]
+fn a_directory_is_as_new_as_what_last_came_into_it_or_went() {
+    let store = Store::of_two();
+    store.run(&["cp", "llama:code", "me/other"]);
+    let vfs = store.vfs();
+    let times = |vfs: &Vfs| {
+        let time = |path: &str| vfs.resolve(path).ok().map(|attr| attr.mtime);
+        ["original", "original/llama", "original/me", "amb/llama", "ollama/manifests"].map(time)
+    };
+    let changes = [
+        (&["cp", "llama:code", "llama:third"][..], [true, true, false, true, true]),
+        (&["rm", "llama:third"], [true, true, false, true, true]),
+        (&["cp", "llama:code", "me/third"], [true, false, true, false, true]),
+        (&["rm", "me/third"], [true, false, true, false, true]),
+        (&["rm", "me/other"], [true, false, false, false, true]),
+        (&["rm", "llama:code", "llama:chat"], [true, false, false, false, true]),
+    ];
+    for (change, newer) in changes {
+        let before = times(&vfs);
+        let now = SystemTime::now();
+        eventually("the clock of the file system goes on", || {
+            File::create(store.dir.path().join("clock")).unwrap().metadata().unwrap().modified().unwrap() > now
+        });
+        store.run(change);
+        vfs.refresh().unwrap();
+        let after = times(&vfs);
+        for ((before, after), newer) in before.iter().zip(after).zip(newer) {
+            assert!(if newer { after > *before } else { after.is_none() || after == *before }, "{change:?}");
+        }
+        assert_eq!(times(&store.vfs()), after);
+    }
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn prepare_variant(args: &PrepareArgs, name: &ModelName, variant: &str) -> Resul
     let store = std::sync::Arc::new(args.store.open()?);
     store.find_asked(name)?;
     store.keep_memos()?;
-    let tree = Tree::new(&store, store.find()?, None, [].into());
+    let tree = Tree::new(&store, store.survey()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == *name);
     let nodes = entry.map_or_else(|| Ok(Vec::new()), |entry| entry.variant(variant))?;
     let surveys = surveyed(nodes.iter().map(|node| &**node));

@@ -64,7 +64,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
     });
     let model = store.load(&found?)?;
     // Only the whole tree knows the path of a model whose short one another model has.
-    let tree = Tree::new(&store, store.find()?, None, [].into());
+    let tree = Tree::new(&store, store.survey()?, None, [].into());
     let entry = tree.entries().iter().find(|entry| entry.found.name == *name);
     let path = entry.map_or_else(|| name.tree_path(), |entry| entry.path.clone());
     let files = Files(store.blobs());

@@ -26,7 +26,7 @@ mod seen;
 mod stage;
 mod verify;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,6 +93,32 @@ pub struct Survey {
     pub hidden: Vec<Error>,
     /// Files and directories that no model's manifest can be.
     nameless: Vec<PathBuf>,
+    /// When names in the directories last came or went.
+    pub times: Times,
+}
+
+/// Times of `manifests/` and of the directories below it, by their paths in it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Times(BTreeMap<String, SystemTime>);
+
+impl Times {
+    fn look(&mut self, manifests: &Path, inside: &str) {
+        if let Ok(time) = fs::metadata(manifests.join(inside)).and_then(|found| found.modified()) {
+            self.0.insert(inside.into(), time);
+        }
+    }
+
+    /// The newest of all.
+    pub fn newest(&self) -> Option<SystemTime> {
+        self.0.values().max().copied()
+    }
+
+    /// That of a model's host, of the namespace in it, and of the name in that.
+    pub fn above(&self, model: &ModelName) -> [Option<SystemTime>; 3] {
+        let ModelName { host, namespace, name, .. } = model;
+        let inside = [host.clone(), format!("{host}/{namespace}"), format!("{host}/{namespace}/{name}")];
+        inside.map(|inside| self.0.get(&inside).copied())
+    }
 }
 
 impl Found {
@@ -403,9 +429,15 @@ impl Store {
         let root = self.manifests_dir();
         let manifests = Dir::open(&root).at(&root)?;
         let forms = self.form_files();
+        // Each before what is in it: a name that comes meanwhile is then newer than the time.
+        let mut times = Times::default();
+        times.look(&root, "");
         for host in children(&root)? {
+            times.look(&root, &host);
             for namespace in below(&root.join(&host), &mut pass_over) {
+                times.look(&root, &format!("{host}/{namespace}"));
                 for name in below(&root.join(&host).join(&namespace), &mut pass_over) {
+                    times.look(&root, &format!("{host}/{namespace}/{name}"));
                     let dir = root.join(&host).join(&namespace).join(&name);
                     for tag in below(&dir, &mut pass_over) {
                         match found_in(&manifests, &dir.join(&tag), [&host, &namespace, &name, &tag]) {
@@ -417,7 +449,7 @@ impl Store {
             }
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Survey { models: found, hidden, nameless })
+        Ok(Survey { models: found, hidden, nameless, times })
     }
 
     /// Says once that something below `manifests/` is no manifest.

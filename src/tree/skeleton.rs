@@ -11,15 +11,15 @@ use super::{Body, Entry, Kind, Node, Place, ROOT, Union, WORTH, number};
 use crate::cores::on_all_cores;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::layout::{self, AnchorKind};
-use crate::store::Found;
+use crate::layout::{self, Anchor, AnchorKind};
+use crate::store::{Found, Times};
 
 /// A directory of the skeleton.
 #[derive(Debug, Default)]
 pub struct SkeletonDir {
     /// Path from the root of the mount, `""` for the root itself.
     pub path: String,
-    /// When the newest model below it was written.
+    /// When a model below it last came, went or changed; `None` if that is the time of the whole tree.
     pub mtime: Option<SystemTime>,
     children: BTreeMap<String, SkeletonChild>,
     /// The models that share this directory, and which of their anchors it is.
@@ -274,14 +274,29 @@ impl SkeletonDir {
         Some(())
     }
 
-    /// Sets the times from the models below; the newest of them.
-    pub(super) fn set_times(&mut self) -> Option<SystemTime> {
-        let below = self.children.values_mut().filter_map(|child| match child {
-            SkeletonChild::Dir(dir) => dir.set_times(),
-            SkeletonChild::Anchor { entry, .. } => Some(entry.found.written),
-        });
-        let shared = self.shared.iter().map(|(entry, ..)| entry.found.written);
-        self.mtime = below.max().max(shared.max());
-        self.mtime
+    /// Has the directories above an anchor be no older than its model, and than those of the store in which models of these
+    /// directories come and go. Those above any host, namespace and name are as old as the whole tree.
+    pub(super) fn date(&mut self, anchor: &Anchor, entry: &Entry, times: &Times) {
+        let model = &entry.found.name;
+        let [host, namespace, name] = times.above(model);
+        let newest = Some(entry.found.written).max(name);
+        let at = |part: &str| match part {
+            _ if part == model.name => Some(newest),
+            _ if part == model.namespace => Some(newest.max(namespace)),
+            _ if part == model.host => Some(newest.max(namespace).max(host)),
+            _ => None,
+        };
+        let path = match anchor.kind {
+            AnchorKind::Shared | AnchorKind::Beside => &anchor.path,
+            _ => anchor.path.rsplit_once('/').map_or("", |(dir, _)| dir),
+        };
+        let (mut dir, mut is_model) = (self, false);
+        for part in path.split('/') {
+            let Some(SkeletonChild::Dir(below)) = dir.children.get_mut(part) else { return };
+            dir = below;
+            if let Some(time) = at(part).or(is_model.then_some(newest)) {
+                (dir.mtime, is_model) = (dir.mtime.max(time), true);
+            }
+        }
     }
 }

@@ -25,7 +25,7 @@ impl Vfs {
         new.iter().for_each(|digest| self.store.reopen(digest));
         let _one = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         // What was planned from damaged headers and configs is planned anew.
-        let tree = Arc::new(Tree::new(&self.store, self.store.find()?, None, self.listed.clone()));
+        let tree = Arc::new(Tree::new(&self.store, self.store.survey()?, None, self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = tree;
         let is_hurt = |node: &Node| match &node.body {
             Body::Dir(_) => false,

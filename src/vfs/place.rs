@@ -12,14 +12,14 @@ impl Vfs {
     /// Looks at the store's manifests again; `true` if models came, went or changed.
     pub fn refresh(&self) -> Result<bool> {
         let _one = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = self.store.find()?;
+        let survey = self.store.survey()?;
         let old = self.tree();
         let known = || old.entries().iter().map(|entry| &*entry.found);
-        let same = known().eq(found.iter());
-        if same && known().all(|found| found.settled) && !old.is_behind() {
+        let same = known().eq(survey.models.iter());
+        if same && *old.times() == survey.times && known().all(|found| found.settled) && !old.is_behind() {
             return Ok(false);
         }
-        let new = Arc::new(Tree::new(&self.store, found, Some(&old), self.listed.clone()));
+        let new = Arc::new(Tree::new(&self.store, survey, Some(&old), self.listed.clone()));
         *self.tree.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(!same)
     }
