@@ -100,6 +100,14 @@ impl Merging {
                 return Err(Fault::new(0, what));
             }
         }
+        if self.is_misaligned(&walked, part.len()) {
+            let what = format!(
+                "its data is aligned to {} as in the first part, but does not say so: readers take {} and misread it; \
+                 write the parts again with general.alignment in each",
+                self.alignment, walked.alignment
+            );
+            return Err(Fault::new(walked.tensors.end, what));
+        }
         self.describe(part, &walked, &tensors)?;
         self.elements = self.elements.saturating_add(walked.header.elements);
         if walked.data_len > 0 {
@@ -111,6 +119,22 @@ impl Merging {
             self.data_len = self.data_len.checked_add(whole).ok_or_else(too_long)?;
         }
         Ok(walked)
+    }
+
+    /// Whether the data of a part of this length ends where the part does only by the first part's alignment. gguf-py's
+    /// writer aligns all parts alike and says so in the first alone.
+    fn is_misaligned(&self, part: &Walked, len: u64) -> bool {
+        let data = |alignment: u64| part.tensors.end.checked_next_multiple_of(alignment);
+        let fits = |alignment: u64| {
+            let len = data(alignment).and_then(|data| len.checked_sub(data));
+            len.is_some_and(|len| {
+                len == part.data_len || Some(len) == part.data_len.checked_next_multiple_of(alignment)
+            })
+        };
+        part.data_len > 0
+            && data(self.alignment) != data(part.alignment)
+            && !fits(part.alignment)
+            && fits(self.alignment)
     }
 
     /// Takes over the descriptions of a part's tensors, with the places that their data will have.
@@ -238,6 +262,32 @@ mod tests {
         let cut = parts[1].len() - 30;
         parts[1].truncate(cut);
         assert_eq!(whole(&parts, &merged(&parts).unwrap()), expected);
+    }
+
+    #[test]
+    fn a_part_that_is_aligned_otherwise_than_it_says_is_refused() {
+        let wide = key("general.alignment", 4, &64_u32.to_le_bytes());
+        let first = part(0, 2, &[wide.clone()], &[]);
+        let mut refused = 0;
+        // The description ends at another place for each name.
+        for name in ["b", "b2345678901234567890123456789012"] {
+            let plain = part(1, 2, &[], &[(name, 2)]);
+            let walked = walk(&plain[..], |_| Ok(())).unwrap();
+            let (end, data) = (walked.tensors.end as usize, walked.data as usize);
+            assert!(merged(&[first.clone(), plain.clone()]).is_ok());
+            for last in [68, 128] {
+                let mut aligned = plain[..end].to_vec();
+                aligned.resize(end.next_multiple_of(64), 0);
+                aligned.extend_from_slice(&plain[data..][..68]);
+                aligned.resize(aligned.len() - 68 + last, 0);
+                match merged(&[first.clone(), aligned]) {
+                    Ok(_) => assert_eq!(end.next_multiple_of(64), data),
+                    Err((1, fault)) if fault.what.contains("aligned to 64 as in the first part") => refused += 1,
+                    Err(other) => panic!("{other:?}"),
+                }
+            }
+        }
+        assert_eq!(refused, 2);
     }
 
     #[test]
