@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_part_that_is_aligned_otherwise_than_it_says_is_refused() {
         let wide = key("general.alignment", 4, &64_u32.to_le_bytes());
-        let first = part(0, 2, &[wide.clone()], &[]);
+        let first = part(0, 2, &[wide], &[]);
         let mut refused = 0;
         // The description ends at another place for each name.
         for name in ["b", "b2345678901234567890123456789012"] {
