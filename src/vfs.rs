@@ -14,7 +14,7 @@ mod variants;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::SystemTime;
 
 use dashmap::DashMap;
@@ -125,9 +125,6 @@ pub struct Vfs {
     listed: Arc<[String]>,
     /// The damaged files of blobs that were replaced, as far as that was noticed.
     repaired: RwLock<HashSet<RepairedFile>>,
-    /// The user who shows the store to all others.
-    shown_by: OnceLock<u32>,
-    access: DashMap<Arc<Found>, Access>,
 }
 
 impl Vfs {
@@ -157,8 +154,6 @@ impl Vfs {
             statuses: Mutex::default(),
             listed,
             repaired,
-            shown_by: OnceLock::new(),
-            access: DashMap::new(),
         })
     }
 
@@ -275,7 +270,7 @@ impl Vfs {
             What::Node(handle) => {
                 let node = handle.node()?;
                 let (kind, size) = (node.kind(), node.size());
-                let access = self.access(handle.place.model());
+                let access = self.access(handle, &node);
                 Ok(Attr { ino: node.ino, kind, size, nlink: node.nlink, mtime: node.mtime, access, fleeting: false })
             }
             What::Status(status) => Ok(Attr {

@@ -102,6 +102,22 @@ impl Dir {
         written
     }
 
+    /// What the directory is, and those above it, as far as can be told, where it is now.
+    pub fn above(&self) -> Vec<Metadata> {
+        let mut all: Vec<Metadata> = Vec::new();
+        let mut dir = self.0.try_clone().ok();
+        while let Some(found) = dir.take().map(File::from) {
+            let Ok(metadata) = found.metadata() else { break };
+            // The root is above itself.
+            if all.last().is_some_and(|below| (below.dev(), below.ino()) == (metadata.dev(), metadata.ino())) {
+                break;
+            }
+            dir = openat(&found, "..", LOOK | OFlags::DIRECTORY, Mode::empty()).ok();
+            all.push(metadata);
+        }
+        all
+    }
+
     /// What a path below the directory leads to.
     pub fn metadata(&self, inside: &str) -> io::Result<Metadata> {
         File::from(self.at(inside, LOOK)?).metadata()

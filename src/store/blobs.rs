@@ -7,11 +7,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use quick_cache::sync::Cache;
 
-use super::beneath;
+use super::access::{Access, Guard};
+use super::beneath::{self, Dir};
 use super::check::{Checks, TRIES};
 use super::memo::Memos;
 use super::seen::Version;
@@ -27,11 +28,21 @@ const OPEN_FILES: usize = 512;
 #[derive(Debug)]
 pub struct BlobFiles {
     dir: PathBuf,
-    open: Cache<Digest, Arc<File>>,
+    open: Cache<Digest, Opened>,
+    /// Where the store is shown to all users.
+    guard: OnceLock<Guard>,
     memos: Memos,
     checks: Checks,
     /// Whether blobs are checked when they are used, and not only before something is kept that was computed from them.
     is_checking: bool,
+}
+
+/// An open blob.
+#[derive(Debug, Clone)]
+struct Opened {
+    file: Arc<File>,
+    /// Who may read it, if that matters.
+    access: Option<Access>,
 }
 
 impl BlobFiles {
@@ -40,6 +51,7 @@ impl BlobFiles {
         BlobFiles {
             dir,
             open: Cache::new(OPEN_FILES),
+            guard: OnceLock::new(),
             memos: Memos::new(own),
             checks: Checks::default(),
             is_checking: false,
@@ -91,9 +103,45 @@ impl BlobFiles {
     fn opened(&self, digest: &Digest) -> Result<Arc<File>> {
         let open = || {
             let _reading = Reading::begin(digest);
-            Ok(Arc::new(beneath::file(&self.dir, &digest.file_name())?))
+            self.open_now(digest)
         };
-        self.open.get_or_insert_with(digest, open).map_err(|error| damaged(digest, &error))
+        let opened = || self.open.get_or_insert_with(digest, open).map_err(|error| damaged(digest, &error));
+        let mut blob = opened()?;
+        if !self.may_show(digest, &blob) {
+            self.open.remove(digest);
+            blob = opened()?;
+        }
+        if self.may_show(digest, &blob) {
+            return Ok(blob.file);
+        }
+        let fault = "fewer users may read it than could when it was first looked at: mount the store anew";
+        Err(Error::Damaged { digest: *digest, fault: fault.into() })
+    }
+
+    fn open_now(&self, digest: &Digest) -> io::Result<Opened> {
+        let name = digest.file_name();
+        if self.guard.get().is_none_or(Guard::is_sole) {
+            return Ok(Opened { file: Arc::new(beneath::file(&self.dir, &name)?), access: None });
+        }
+        let dir = Dir::open(&self.dir)?;
+        let file = dir.file(&name)?;
+        let access = Some(Access::of(&file.metadata()?, &dir.above()));
+        Ok(Opened { file: Arc::new(file), access })
+    }
+
+    fn may_show(&self, digest: &Digest, blob: &Opened) -> bool {
+        let allows = |guard: &Guard| blob.access.is_some_and(|access| guard.allows(digest, &access));
+        self.guard.get().is_none_or(|guard| guard.is_sole() || allows(guard))
+    }
+
+    /// From now on no blob is shown to more users than it was first.
+    pub(super) fn guard(&self, guard: Guard) {
+        let _ = self.guard.set(guard);
+    }
+
+    /// What was found out of who may read what, if the store is shown to all users.
+    pub(super) fn guarded(&self) -> Option<&Guard> {
+        self.guard.get()
     }
 
     /// From now on a memo that cannot be kept is an error.

@@ -10,8 +10,8 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::access::{Access, file_access};
-use super::beneath::{self, Dir};
+use super::access::Access;
+use super::beneath::Dir;
 use super::blobs::damaged;
 use super::load::check_sizes;
 use super::stage::Stage;
@@ -141,15 +141,17 @@ impl IngestDir {
         match place {
             Place::Here(name) => self.dir.plain_file(name, write),
             Place::Stored(_) if write => Err(std::io::ErrorKind::PermissionDenied.into()),
-            Place::Stored(digest) => beneath::file(&self.store.root.join("blobs"), &digest.file_name()),
+            Place::Stored(digest) => {
+                self.store.blob_file(digest).map_err(std::io::Error::other).and_then(|file| file.try_clone())
+            }
         }
     }
 
-    /// Who may read a file, if it is shown by the user `mine`.
-    pub fn access(&self, place: Option<&Place>, found: &Metadata, mine: u32) -> Access {
+    /// Who may read a file, which was found to be this.
+    pub fn access(&self, place: Option<&Place>, found: &Metadata) -> Access {
         match place {
-            Some(Place::Stored(_)) => file_access(found, &self.store.root.join("blobs"), mine),
-            _ => file_access(found, &self.path, mine),
+            Some(Place::Stored(digest)) => self.store.stored_access(digest),
+            _ => self.store.own_access(found, &self.dir, &self.path),
         }
     }
 

@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-use super::{Found, Store, beneath};
+use super::beneath::{self, Dir};
+use super::{Found, Store};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
@@ -30,11 +31,13 @@ impl Store {
     /// The bytes of a manifest.
     pub fn manifest_bytes(&self, found: &Found) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.read_manifest(found, &mut bytes).map(|()| bytes)
+        let metadata = self.read_manifest(found, &mut bytes)?;
+        self.admit(found, &metadata, &bytes)?;
+        Ok(bytes)
     }
 
-    /// The bytes of a manifest in the place of what is in `bytes`.
-    fn read_manifest(&self, found: &Found, bytes: &mut Vec<u8>) -> Result<()> {
+    /// The bytes of a manifest in the place of what is in `bytes`, and what its file is.
+    fn read_manifest(&self, found: &Found, bytes: &mut Vec<u8>) -> Result<Metadata> {
         let path = self.manifest_path(&found.name);
         let gone = || Error::NotFound(format!("the manifest of {} as it was", found.name));
         let file = beneath::file(&self.manifests_dir(), &found.name.manifest_path());
@@ -53,7 +56,7 @@ impl Store {
         // Reading to the end takes one byte more to see it.
         bytes.reserve(metadata.len() as usize + 1);
         file.take(ollama::MAX_MANIFEST).read_to_end(bytes).at(&path)?;
-        Ok(())
+        Ok(metadata)
     }
 
     /// Whether a manifest is not there, while the store is.
@@ -220,10 +223,11 @@ impl Store {
             return None;
         }
         let theirs = |layer: &&Layer| !layer.is_ours();
+        let stored = Dir::open(&self.root.join("blobs"));
         // A manifest that lies about a size must not hurt the others that name the same blob.
-        let len = |layer: &Layer| match fs::metadata(self.blob_path(&layer.digest)) {
-            Ok(metadata) if metadata.is_file() => metadata.len(),
-            _ => layer.size,
+        let len = |layer: &Layer| {
+            let found = stored.as_ref().ok().and_then(|dir| dir.regular(&layer.digest.file_name()).ok());
+            found.map_or(layer.size, |found| found.len())
         };
         let blobs = manifest.blobs().filter(theirs).map(|layer| (layer.digest, len(layer))).collect();
         let manifest = match manifest.has_ours() {

@@ -59,6 +59,8 @@ const OWN_FILE: u64 = 256 << 20;
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
+    /// The path that was asked for, which may lead through links.
+    asked: PathBuf,
     blobs: BlobFiles,
     /// The content of blobs that other programs wrote, as far as an import needed to know it.
     others: Checks,
@@ -191,12 +193,13 @@ impl Store {
                 "{shown} is no store: it has no blobs/ and manifests/; if it is a model, put it into one: wmount import {quoted}"
             )));
         }
+        let asked = std::path::absolute(root).at(root)?;
         let root = root.canonicalize().at(root)?;
         for dir in ["blobs", MANIFESTS].map(|dir| root.join(dir)) {
             Dir::open(&dir).at(&dir)?;
         }
         let blobs = BlobFiles::new(root.join("blobs"), root.join(OWN));
-        Ok(Store { blobs, others: Checks::default(), root, ignored: Mutex::default(), allow_overflow: false })
+        Ok(Store { blobs, others: Checks::default(), root, asked, ignored: Mutex::default(), allow_overflow: false })
     }
 
     /// Opens a store, made first if there is none: the directory must then be missing, empty, or what a making that was

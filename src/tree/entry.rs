@@ -1,7 +1,6 @@
 //! The models of the snapshot, and where their nodes stand.
 
 use std::collections::HashMap;
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -114,7 +113,7 @@ impl Entry {
 
     /// Whether the store has a blob, with this length.
     pub(super) fn has_blob(&self, digest: &Digest, len: u64) -> bool {
-        fs::metadata(self.store.blob_path(digest)).is_ok_and(|found| found.is_file() && found.len() == len)
+        self.store.blob_metadata(digest).is_ok_and(|found| found.len() == len)
     }
 
     /// Hashes the file of this name in the directory at an anchor.

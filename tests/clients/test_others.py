@@ -165,6 +165,87 @@ def test_a_recipe_shows_no_blob_that_the_manifest_does_not_name(hers, place, thr
     assert any("a recipe names blob" in it["fault"] for it in damaged), damaged
 
 
+def test_another_store_in_the_place_of_one_is_shown_to_those_who_may_read_it(hers, place):
+    """Alice, who knows the digest of a blob that is Bob's alone, claims it with a blob of zeros, and puts his store there."""
+    text = b"Bob's alone " * 40
+    bobs = place / "bob/store"
+    for store, content, uid in [(hers, bytes(len(text)), ALICE), (bobs, text, BOB)]:
+        (store / "blobs").mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(text).hexdigest()
+        blob = store / f"blobs/sha256-{digest}"
+        blob.write_bytes(content)
+        layer = {"mediaType": "application/vnd.ollama.image.license", "digest": f"sha256:{digest}", "size": len(text)}
+        put_model(store, "claimed", [put(store, "application/vnd.ollama.image.model", b"GGUF....", uid), layer], uid)
+        os.chown(blob, uid, uid)
+    for path in [place / "bob", *(place / "bob").rglob("*")]:
+        os.chown(path, BOB, BOB)
+    (place / "bob").chmod(0o700)
+    run("--allow-other", hers, place / "mnt")
+    blob = place / "mnt/ollama/blobs" / blob.name
+    assert os.stat(blob).st_mode & 0o777 == 0o444, "it was looked at while it was Alice's"
+    hers.rename(place / "aside")
+    hers.symlink_to(bobs)
+    os.lchown(hers, ALICE, ALICE)
+    for uid in (ALICE, 0):
+        assert not as_user(uid, "cat", blob).stdout
+    hers.unlink()
+    (place / "aside").rename(hers)
+    assert as_user(ALICE, "cat", blob).stdout == bytes(len(text)), "it is back"
+    run("umount", place / "mnt")
+
+
+@pytest.mark.parametrize("by", ["its owner", "a link of hers", "a group"])
+def test_what_is_of_the_one_who_mounts_in_a_place_that_others_can_change_is_shown_by_its_modes(place, small, by):
+    """A store of root's that Alice has put there, or a file of root's."""
+    assert ROOT, "this needs a second user"
+    store, home = place / "home/store", place / "home"
+    shutil.copytree(small.path, store)
+    if by == "its owner":
+        os.chown(home, ALICE, ALICE)
+        store.chmod(0o700)
+    elif by == "a link of hers":
+        store.chmod(0o700)
+        store = place / "link"
+        store.symlink_to(home / "store")
+        os.lchown(store, ALICE, ALICE)
+    else:
+        blobs = store / "blobs"
+        os.chown(blobs, 0, BOB)
+        blobs.chmod(0o2775)
+        for blob in blobs_of(store, "tiny-llama") - blobs_of(store, "mixed"):
+            blob.chmod(0o600)
+    run("--allow-other", store, place / "mnt")
+    for uid in (ALICE, BOB):
+        assert not reads(uid, place / "mnt" / SHARD)
+        assert reads(uid, place / "mnt" / MIXED) == (by == "a group")
+    assert (place / "mnt" / SHARD).read_bytes()
+    run("umount", place / "mnt")
+
+
+def test_a_private_model_hides_no_blob_that_it_shares_with_a_public_one(hers, place):
+    weights = put(hers, "application/vnd.ollama.image.model", b"GGUF....", ALICE)
+    private = put(hers, "application/vnd.ollama.image.license", b"Alice's alone", ALICE, 0o600)
+    put_model(hers, "0private", [weights, private], ALICE)
+    put_model(hers, "public", [weights], ALICE)
+    run("--allow-other", hers, place / "mnt")
+    blobs = place / "mnt/ollama/blobs"
+    assert reads(BOB, blobs / weights["digest"].replace(":", "-"))
+    name = private["digest"].replace(":", "-")
+    assert reads(ALICE, blobs / name) and not reads(BOB, blobs / name)
+    run("umount", place / "mnt")
+
+
+def test_a_blob_that_is_a_link_tells_nothing_of_what_it_leads_to(hers, place):
+    target = secret(place, 1234)
+    link = {"mediaType": "application/vnd.ollama.image.license", "digest": f"sha256:{'c' * 64}", "size": 5}
+    (hers / f"blobs/sha256-{'c' * 64}").symlink_to(target)
+    weights = put(hers, "application/vnd.ollama.image.model", b"GGUF....", ALICE)
+    put_model(hers, "linked", [weights, link], ALICE)
+    run("--allow-other", hers, place / "mnt")
+    assert os.stat(place / f"mnt/ollama/blobs/sha256-{'c' * 64}").st_size == 5
+    run("umount", place / "mnt")
+
+
 @pytest.mark.parametrize("closed", ["store", "store/blobs"])
 def test_a_directory_that_others_may_not_enter_counts(hers, place, closed):
     os.chmod(place / closed, 0o700)
