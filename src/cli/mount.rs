@@ -60,7 +60,7 @@ pub struct MountArgs {
     // They are spread out before clap sees them.
     #[arg(short, value_name = "OPTION,...")]
     pub options: Option<String>,
-    /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log]
+    /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log; in /var/log/wmount if that directory is another user's]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
 }

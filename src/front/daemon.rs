@@ -4,6 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,7 +12,8 @@ use std::process::{Command, Stdio};
 use tracing_subscriber::EnvFilter;
 
 use super::{mounts, sys};
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Error, Result, plain};
+use crate::store::is_sole;
 
 /// Set in the environment of the detached process.
 const DETACHED: &str = "WMOUNT_DETACHED";
@@ -19,6 +21,8 @@ const DETACHED: &str = "WMOUNT_DETACHED";
 const READY: &str = "ready\n";
 /// A log longer than this is put aside when the next mount begins; one old log is kept.
 const LOG_MAX: u64 = 4 << 20;
+/// Where logs are of who has no home, or another user's.
+const SYSTEM: &str = "/var/log";
 
 /// Starts this very command as a detached process and waits until its mount answers.
 pub fn launch() -> Result<()> {
@@ -83,16 +87,16 @@ impl Listener {
     pub fn begin(&self, log: Option<&Path>, mountpoint: &Path) -> Result<()> {
         if matches!(self, Listener::Command) {
             sys::leave_terminal().at(mountpoint)?;
-            let file = match (log, usual_log(mountpoint)) {
-                (Some(log), _) => Some(open_log(log)?),
+            let file = match log {
+                Some(log) => Some(open_log(log, 0)?),
                 // A home that cannot be written to is no reason not to mount.
-                (None, usual) => make_parent(&usual).and_then(|()| open_log(&usual)).ok(),
+                None => usual_logs(mountpoint).into_iter().find_map(|log| open_usual_log(&log).ok()),
             };
             if let Some(file) = file {
                 sys::redirect_stderr(&file).at(mountpoint)?;
             }
         } else if let Some(log) = log {
-            sys::redirect_stderr(&open_log(log)?).at(log)?;
+            sys::redirect_stderr(&open_log(log, 0)?).at(log)?;
         }
         log_to_stderr("warn,wmount=info");
         Ok(())
@@ -133,29 +137,71 @@ pub fn log_to_stderr(usual: &str) {
     // It would tell stderr of events that stderr did not take, and panic.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).log_internal_errors(false);
     // Fails if the program has chosen another log, which then stands.
-    let _ = log.with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).try_init();
+    let is_terminal = io::stderr().is_terminal();
+    let _ =
+        log.with_writer(move || OneLine { colours: is_terminal, to: io::stderr() }).with_ansi(is_terminal).try_init();
 }
 
-/// Makes the directories of the usual log; one that was asked for is in a directory that is there, or mistyped.
-fn make_parent(log: &Path) -> Result<()> {
-    log.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).at(parent))
+/// Writes each event as one line, whatever names are in it.
+struct OneLine<W> {
+    /// Whether there are escape sequences of ours; those of names are escaped before.
+    colours: bool,
+    to: W,
 }
 
-fn open_log(log: &Path) -> Result<File> {
-    if fs::metadata(log).is_ok_and(|found| found.is_file() && found.len() > LOG_MAX) {
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let parts = text.trim_end_matches('\n').split('\x1b').map(|part| plain(part.to_owned()));
+        let mut line = parts.collect::<Vec<_>>().join(if self.colours { "\x1b" } else { "\\u{1b}" });
+        line.push('\n');
+        self.to.write_all(line.as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// Opens the usual log, in directories that are made. What stands there must be a file of this user's; root writes nowhere
+/// where others could put one.
+fn open_usual_log(log: &Path) -> Result<File> {
+    let refused = || Err(Error::Invalid(format!("{}: others can change what is there", log.display())));
+    let Some(parent) = log.parent() else { return refused() };
+    let mine = rustix::process::geteuid().as_raw();
+    // The group of the system's log may write to its directory, not to ours in it.
+    let is_kept = |dir: &Path| mine != 0 || dir.starts_with(SYSTEM) || is_sole(dir, mine);
+    let there = parent.ancestors().find(|dir| fs::symlink_metadata(dir).is_ok());
+    if !there.is_some_and(is_kept) {
+        return refused();
+    }
+    fs::create_dir_all(parent).at(parent)?;
+    let dir = fs::symlink_metadata(parent).at(parent)?;
+    if mine == 0 && (!dir.is_dir() || dir.uid() != 0 || dir.mode() & 0o022 != 0) {
+        return refused();
+    }
+    let file = open_log(log, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+    let found = file.metadata().at(log)?;
+    if found.is_file() && found.uid() == mine { Ok(file) } else { refused() }
+}
+
+fn open_log(log: &Path, flags: i32) -> Result<File> {
+    if fs::symlink_metadata(log).is_ok_and(|found| found.is_file() && found.len() > LOG_MAX) {
         let mut aside = log.as_os_str().to_owned();
         aside.push(".old");
         fs::rename(log, aside).at(log)?;
     }
-    OpenOptions::new().create(true).append(true).open(log).at(log)
+    OpenOptions::new().create(true).append(true).custom_flags(flags).open(log).at(log)
 }
 
-/// The log of the mount at `mountpoint` where none was asked for.
-pub fn usual_log(mountpoint: &Path) -> PathBuf {
+/// The logs of the mount at `mountpoint` where none was asked for, the first that can be written to. Root's home may be
+/// another user's, as sudo may have it.
+fn usual_logs(mountpoint: &Path) -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")));
-    let directory = state.unwrap_or_else(|| PathBuf::from("/var/log")).join("wmount");
-    directory.join(format!("{}.log", escaped(mountpoint)))
+    let name = format!("{}.log", escaped(mountpoint));
+    [state, Some(SYSTEM.into())].into_iter().flatten().map(|dir| dir.join("wmount").join(&name)).collect()
 }
 
 /// A path as one file name, the way systemd names mount units: "/mnt/my w" is "mnt-my\x20w".
@@ -187,13 +233,35 @@ mod tests {
     }
 
     #[test]
+    fn an_event_is_a_line() {
+        for (colours, expected) in [(false, "a\\nb\\u{1b}[2J\\r\n"), (true, "a\\nb\x1b[2J\\r\n")] {
+            let mut lines = OneLine { colours, to: Vec::new() };
+            lines.write_all(b"a\nb\x1b[2J\r\n").unwrap();
+            assert_eq!(String::from_utf8(lines.to).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn the_usual_log_leads_nowhere_else() {
+        let place = tempfile::tempdir().unwrap();
+        let (log, target) = (place.path().join("w.log"), place.path().join("target"));
+        fs::write(&target, "").unwrap();
+        std::os::unix::fs::symlink(&target, &log).unwrap();
+        assert!(open_usual_log(&log).is_err());
+        fs::remove_file(&log).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &log, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        assert!(open_usual_log(&log).is_err());
+        fs::remove_file(&log).unwrap();
+        assert!(open_usual_log(&log).is_ok());
+    }
+
+    #[test]
     fn a_long_log_is_put_aside() {
         let place = tempfile::tempdir().unwrap();
         let log = place.path().join("state/w.log");
-        assert!(open_log(&log).is_err(), "no directory is made for a log that was asked for");
-        make_parent(&log).unwrap();
-        open_log(&log).unwrap().set_len(LOG_MAX + 1).unwrap();
-        open_log(&log).unwrap();
+        assert!(open_log(&log, 0).is_err(), "no directory is made for a log that was asked for");
+        open_usual_log(&log).unwrap().set_len(LOG_MAX + 1).unwrap();
+        open_usual_log(&log).unwrap();
         assert_eq!(fs::metadata(&log).unwrap().len(), 0);
         assert!(place.path().join("state/w.log.old").exists());
     }

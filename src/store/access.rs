@@ -228,7 +228,7 @@ impl Store {
 }
 
 /// Whether nobody but root and the user `mine`, with his group, can change where a path leads.
-fn is_sole(path: &Path, mine: u32) -> bool {
+pub(crate) fn is_sole(path: &Path, mine: u32) -> bool {
     /// As many links as Linux follows.
     const LINKS: u32 = 40;
     const STICKY: u32 = 0o1000;

@@ -38,6 +38,7 @@ use crate::extent::Blobs;
 use crate::model::{ModelName, to_unix};
 
 pub use access::Access;
+pub(crate) use access::is_sole;
 use beneath::Dir;
 pub use blobs::BlobFiles;
 use check::Checks;

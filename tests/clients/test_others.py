@@ -285,6 +285,41 @@ def test_the_mount_is_read_only_nodev_nosuid_noexec(mounted):
     assert {"ro", "nodev", "nosuid", "noexec"} <= set(line.split()[3].split(","))
 
 
+def test_root_logs_nothing_where_another_user_may_have_put_a_link(small, place):
+    """As root whose HOME is still Alice's, and in a log with a line for each event, whatever manifests are called."""
+    assert ROOT, "this needs a second user"
+    home, target = place / "alice", secret(place, 0)
+    logs = home / ".local/state/wmount"
+    logs.mkdir(parents=True)
+    name = str(place / "mnt").strip("/").replace("-", r"\x2d").replace("/", "-")
+    for what in ("link", "fifo"):
+        log = logs / f"{name}.log"
+        log.symlink_to(target) if what == "link" else os.mkfifo(log)
+        for path in [home, *home.rglob("*")]:
+            os.lchown(path, ALICE, ALICE)
+        env = {key: value for key, value in os.environ.items() if key != "XDG_STATE_HOME"} | {"HOME": str(home)}
+        subprocess.run([BINARY, small.path, place / "mnt"], env=env, check=True, stdin=subprocess.DEVNULL)
+        assert (place / "mnt" / SHARD).read_bytes()
+        run("umount", place / "mnt")
+        assert target.read_bytes() == b""
+        log.unlink()
+    log = Path("/var/log/wmount") / log.name
+    assert "shows" in log.read_text()
+    log.unlink()
+
+
+def test_a_log_has_a_line_for_each_event(small, place):
+    manifest = small.path / "manifests/registry.ollama.ai/library/mixed/latest"
+    shutil.copy(manifest, manifest.parent / "x\n2026-01-01T00:00:00Z  INFO forged")
+    log = place / "log"
+    run("--log", log, small.path, place / "mnt")
+    assert (place / "mnt" / SHARD).read_bytes()
+    run("umount", place / "mnt")
+    lines = log.read_text().splitlines()
+    assert any(r"x\n2026" in line and "is ignored" in line for line in lines), lines
+    assert not any(line.startswith("2026-01-01T00:00:00Z  INFO forged") for line in lines)
+
+
 # Links
 
 
