@@ -226,6 +226,11 @@ impl ExtentMap {
         }
     }
 
+    /// How many extents it has.
+    pub fn count(&self) -> usize {
+        self.starts.len()
+    }
+
     /// The extents in order.
     pub fn extents(&self) -> impl Iterator<Item = Extent<'_>> {
         (0..self.starts.len()).map(|index| self.extent(index))

@@ -24,6 +24,7 @@ mod chunks;
 mod cores;
 pub mod digest;
 pub mod dtype;
+pub mod budget;
 pub mod transform;
 pub mod extent;
 pub mod waits;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
@@ -299,8 +300,8 @@ pub struct SourceFile {
     pub path: String,
     /// When its content last changed.
     pub mtime: SystemTime,
-    /// Its bytes: the recipe.
-    pub content: ExtentMap,
+    /// Its bytes: the recipe. Files that have one map share it.
+    pub content: Arc<ExtentMap>,
 }
 
 /// A directory of a [`Source`].

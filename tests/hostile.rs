@@ -132,3 +132,50 @@ fn many_directories_are_refused() {
     assert!(is_eio(fs::read_dir(mounted.path("original/evil/latest"))));
     check_good(&mounted);
 }
+
+#[test]
+fn a_map_that_thousands_of_files_name_takes_the_memory_of_one_or_the_model_is_refused() {
+    let store = |uses: usize| {
+        store_of(|store| {
+            let extents = "\"00\",70,".repeat(100_000);
+            let map = format!(r#"{{"version":1,"blobs":[],"extents":[{extents}"00"]}}"#);
+            let layer = put(store, "application/vnd.wmount.fragment", "", map.as_bytes());
+            let digest = layer["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap().to_owned();
+            let file = |at: usize| json!({"path": format!("{at}.bin"), "mtime": [0, 0], "map": [digest, map.len()]});
+            let sources =
+                (0..4).map(|at| recipe(store, "safetensors", &format!("s{at}"), (0..uses).map(file).collect()));
+            sources.chain([layer.clone()]).collect()
+        })
+    };
+    let few = store(10);
+    let mounted = few.mount();
+    assert_eq!(fs::metadata(mounted.path("original/evil/latest/s3/9.bin")).unwrap().len(), 7_100_001);
+    check_good(&mounted);
+    drop(mounted);
+    // Forty of them are eight million extents, and some.
+    let many = store(11);
+    assert!(many.refused(&["show", "evil"]).contains("evil/latest: the model is too large"));
+    let mounted = many.mount();
+    assert!(is_eio(fs::read_dir(mounted.path("original/evil/latest"))));
+    check_good(&mounted);
+}
+
+#[test]
+fn headers_of_thousands_of_blobs_are_not_all_read() {
+    let header = "x".repeat(90 << 20);
+    let blob = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    let store = store_of(|store| {
+        let first = put(store, TENSOR, "", &blob);
+        let name = |digest: &str| store.join("blobs").join(digest.replace(':', "-"));
+        let other = |number: u8| {
+            let mut layer = first.clone();
+            layer["digest"] = json!(Digest::of(&[number]).to_string());
+            let (from, to) = (name(first["digest"].as_str().unwrap()), name(layer["digest"].as_str().unwrap()));
+            fs::hard_link(from, to).unwrap();
+            layer
+        };
+        (0..20).map(other).collect()
+    });
+    assert!(store.refused(&["show", "evil"]).contains("headers have more than"));
+    check_good(&store.mount());
+}

@@ -23,10 +23,12 @@
 //! files that are equal in many imports, such as the weights of all shapes of a model, then have one map.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::json;
+use crate::budget::Budget;
 use crate::digest::Digest;
 use crate::error::Fault;
 use crate::extent::{ExtentBytes, ExtentMap, SHORT_ZEROS};
@@ -171,8 +173,17 @@ pub type GetMap<'a> = dyn Fn(&Digest, u64) -> Result<Vec<u8>, Fault> + 'a;
 /// A map of nothing, for who wants to know of a source everything but the bytes of its files.
 pub const NO_MAP: &[u8] = br#"{"version":1,"blobs":[],"extents":[]}"#;
 
-/// Reads the recipe of the source called `name`.
-pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault> {
+/// The documents of one model, as they are read one after the other.
+#[derive(Debug, Default)]
+pub struct Documents {
+    /// What the model may yet take.
+    pub budget: Budget,
+    /// Those that were read, by digest and length.
+    maps: HashMap<(Digest, u64), Arc<ExtentMap>>,
+}
+
+/// Reads the recipe of the source called `name`, and the maps that no recipe before it has named.
+pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>, documents: &mut Documents) -> Result<Source, Fault> {
     let fault = |what: String| Fault::new(0, format!("recipe of {name:?}: {what}"));
     let check_version = |version: u32| match version {
         1 => Ok(()),
@@ -189,16 +200,24 @@ pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>) -> Result<Source, Fault
     for file in recipe.files {
         check_path(&file.path).map_err(fault)?;
         let content = match (file.extents, file.map) {
-            (Some(extents), None) => content(&extents, &recipe.blobs),
+            (Some(extents), None) => content(&extents, &recipe.blobs).map(Arc::new),
             (None, Some(Blob(digest, len))) => {
-                let text = get(&digest, len).map_err(in_place)?;
-                let map: Map = json::loose(&text).map_err(in_place)?;
-                check_version(map.version)?;
-                content(&map.extents, &map.blobs)
+                documents.budget.text(len).map_err(in_place)?;
+                match documents.maps.get(&(digest, len)) {
+                    Some(map) => Ok(map.clone()),
+                    None => {
+                        let text = get(&digest, len).map_err(in_place)?;
+                        let map: Map = json::loose(&text).map_err(in_place)?;
+                        check_version(map.version)?;
+                        let map = content(&map.extents, &map.blobs).map(Arc::new);
+                        map.inspect(|map| _ = documents.maps.insert((digest, len), map.clone()))
+                    }
+                }
             }
             _ => Err("has not one of extents and map".into()),
         };
         let content = content.map_err(|what| fault(format!("{}: {what}", file.path)))?;
+        documents.budget.file(content.count()).map_err(in_place)?;
         files.push(SourceFile { mtime: time(file.mtime)?, path: file.path, content });
     }
     let mut dirs = Vec::new();
@@ -262,7 +281,11 @@ mod tests {
             long.append(&content);
         }
         let mtime = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5);
-        let file = |path: &str, content: &ExtentMap| SourceFile { path: path.into(), mtime, content: content.clone() };
+        let file = |path: &str, content: &ExtentMap| SourceFile {
+            path: path.into(),
+            mtime,
+            content: Arc::new(content.clone()),
+        };
         let files = vec![file("a/b", &content), file("c", &long), file("d", &long)];
         let dirs = vec![SourceDir { path: "a".into(), mtime }, SourceDir { path: "empty".into(), mtime }];
         let source = Source { name: "x.mlpackage".into(), kind: SourceKind::Mlpackage, files, dirs };
@@ -277,8 +300,10 @@ mod tests {
         };
         let bytes = render_to(&source, &mut maps);
         assert_eq!(maps.len(), 1);
-        let read = parse("x.mlpackage", &bytes, &|digest, _| Ok(maps[digest].clone())).expect("valid");
-        assert_eq!((&read.files[0].content, &read.files[2].content), (&content, &long));
+        let read = parse("x.mlpackage", &bytes, &|digest, _| Ok(maps[digest].clone()), &mut Documents::default())
+            .expect("valid");
+        assert_eq!((&*read.files[0].content, &*read.files[2].content), (&content, &long));
+        assert!(Arc::ptr_eq(&read.files[1].content, &read.files[2].content));
         assert_eq!((read.files[0].mtime, read.dirs.len(), read.kind), (mtime, 2, SourceKind::Mlpackage));
         assert_eq!(render_to(&read, &mut maps), bytes);
     }
@@ -293,7 +318,8 @@ mod tests {
         };
         let good = recipe(1, "safetensors", "a", r#"[0,0,10]"#);
         let no_map = |_: &Digest, _| Err(Fault::new(0, "missing"));
-        assert!(parse("m", good.as_bytes(), &no_map).is_ok());
+        let parse = |name, bytes| parse(name, bytes, &no_map, &mut Documents::default());
+        assert!(parse("m", good.as_bytes()).is_ok());
         for (name, bad) in [
             ("..", good.as_str()),
             ("m", &recipe(2, "safetensors", "a", "")),
@@ -306,7 +332,7 @@ mod tests {
             ("m", &recipe(1, "safetensors", "a", r#""0g""#)),
             ("m", "{}"),
         ] {
-            assert!(parse(name, bad.as_bytes(), &no_map).is_err(), "{name} {bad}");
+            assert!(parse(name, bad.as_bytes()).is_err(), "{name} {bad}");
         }
     }
 }

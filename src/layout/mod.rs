@@ -112,8 +112,8 @@ pub struct VirtualFile {
 
 impl VirtualFile {
     /// A file with an inode of its own.
-    pub fn new(content: ExtentMap, mtime: SystemTime) -> VirtualFile {
-        VirtualFile { content: Arc::new(content), mtime, link: None, fallback: false }
+    pub fn new(content: impl Into<Arc<ExtentMap>>, mtime: SystemTime) -> VirtualFile {
+        VirtualFile { content: content.into(), mtime, link: None, fallback: false }
     }
 }
 

@@ -1,31 +1,31 @@
 //! From a manifest to a [`Model`]: everything that layouts rely on is checked here, once.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::beneath::{self, Dir};
 use super::{Found, Store};
+use crate::budget::Budget;
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
-use crate::format::recipe;
-use crate::format::{BlobBytes, gguf, safetensors};
+use crate::format::recipe::{self, Documents};
+use crate::format::{BlobBytes, Bytes, gguf, safetensors};
 use crate::model::{
     Defect, Foreign, MAX_DIRS, Model, ModelName, Role, SmallFile, Source, Tensor, WeightFile, check_path, directories,
 };
 
 /// The sum of all blobs of a model, in bytes, up to which no sum of sizes can overflow.
 const MAX_MODEL: u64 = 1 << 60;
-
-/// Reads a map of a recipe, of the given length.
-type ReadMap<'a> = dyn Fn(&Digest, u64) -> Result<Vec<u8>> + 'a;
 
 impl Store {
     /// The bytes of a manifest.
@@ -97,7 +97,7 @@ impl Store {
             true => self.small_blob(digest, len, recipe::MAX_RECIPE),
             false => Err(strange(digest)),
         };
-        let model = self.model(name, written, &manifest, bytes, &map)?;
+        let model = self.model(name, written, &manifest, bytes, Some(&map))?;
         for file in model.sources.iter().flat_map(|source| &source.files) {
             if let Some(outside) = file.content.digests().find(|digest| !layers.contains(digest)) {
                 return Err(strange(&outside));
@@ -120,17 +120,17 @@ impl Store {
         }
         self.read_manifest(found, room)?;
         let Some(manifest) = Manifest::brief(room) else { return Ok(None) };
-        self.model(&found.name, found.written, &manifest, room, &|_, _| Ok(recipe::NO_MAP.into())).map(Some)
+        self.model(&found.name, found.written, &manifest, room, None).map(Some)
     }
 
-    /// The model of a manifest, whose text is `bytes`.
+    /// The model of a manifest, whose text is `bytes`; without maps, the model in brief: its imported files have no content.
     fn model(
         &self,
         name: &ModelName,
         written: SystemTime,
         manifest: &Manifest,
         bytes: &[u8],
-        map: &ReadMap<'_>,
+        map: Option<&ReadMap<'_>>,
     ) -> Result<Model> {
         let mut model = Model {
             name: name.clone(),
@@ -143,13 +143,18 @@ impl Store {
             foreign: self.foreign(manifest, bytes),
             defects: Vec::new(),
         };
-        let mut read = HashSet::new();
+        let (mut read, mut documents) = (HashSet::new(), Documents::default());
+        let too_large = |fault| Error::format(self.manifest_path(name), fault);
         for layer in &manifest.layers {
             match layer.media_type.as_str() {
                 // ollama reads a blob once, whatever the number of layers that name it.
                 _ if layer.is_tensor() && layer.shape.is_none() && !read.insert(layer.digest) => {}
-                ollama::TENSOR => self.tensors_of(layer, &mut model.tensors, &mut model.defects),
-                ollama::OWN_TENSOR => self.tensors_of(layer, &mut model.other_tensors, &mut model.defects),
+                ollama::TENSOR => {
+                    self.tensors_of(layer, &mut model.tensors, &mut model.defects, &documents.budget);
+                }
+                ollama::OWN_TENSOR => {
+                    self.tensors_of(layer, &mut model.other_tensors, &mut model.defects, &documents.budget);
+                }
                 ollama::JSON | ollama::JSON_OLD | ollama::OWN_FILE => match check_path(&layer.name) {
                     Ok(()) => {
                         model.files.push(SmallFile { path: layer.name.clone(), blob: layer.digest, len: layer.size });
@@ -164,10 +169,12 @@ impl Store {
                 ollama::ADAPTER => self.weight_file(layer, Role::Adapter, &mut model),
                 ollama::DRAFT => self.weight_file(layer, Role::Draft, &mut model),
                 ollama::OWN_RECIPE => {
-                    model.sources.push(self.source(layer, map)?);
+                    let source = self.source(layer, map, &mut documents);
+                    model.sources.push(source.map_err(|error| documents.budget.over().map_or(error, too_large))?);
                 }
                 _ => {}
             }
+            documents.budget.over().map_or(Ok(()), |fault| Err(too_large(fault)))?;
         }
         model.sort();
         let of_files = directories(model.files.iter().map(|file| &*file.path));
@@ -183,24 +190,31 @@ impl Store {
     }
 
     /// What was imported, by the recipe that a layer names.
-    fn source(&self, layer: &Layer, map: &ReadMap<'_>) -> Result<Source> {
+    fn source(&self, layer: &Layer, map: Option<&ReadMap<'_>>, documents: &mut Documents) -> Result<Source> {
         let part = |error| match error {
             Error::Damaged { digest, fault } => {
                 Error::Damaged { digest, fault: format!("{fault}; it is part of the recipe of {:?}", layer.name) }
             }
             other => other,
         };
+        documents.budget.text(layer.size).map_err(|fault| damaged(layer, fault))?;
         let bytes = self.small_blob(&layer.digest, layer.size, recipe::MAX_RECIPE).map_err(part)?;
         // It is the map that is damaged, and not the recipe that names it.
         let lost = Cell::new(None);
-        let source = recipe::parse(&layer.name, &bytes, &|digest, len| {
-            map(digest, len).map_err(|error| {
+        let get = |digest: &Digest, len| match map {
+            None => Ok(recipe::NO_MAP.into()),
+            Some(map) => map(digest, len).map_err(|error| {
                 let fault = Fault::new(0, error.to_string());
                 lost.set(Some(error));
                 fault
-            })
-        });
-        source.map_err(|fault| lost.take().map_or_else(|| damaged(layer, fault), part))
+            }),
+        };
+        let mut source = recipe::parse(&layer.name, &bytes, &get, documents)
+            .map_err(|fault| lost.take().map_or_else(|| damaged(layer, fault), part))?;
+        if map.is_none() {
+            source.files.iter_mut().for_each(|file| file.content = Arc::default());
+        }
+        Ok(source)
     }
 
     /// The whole content of a blob that is small enough to be held in memory.
@@ -240,10 +254,16 @@ impl Store {
         Some(Foreign { manifest, blobs })
     }
 
-    pub(super) fn tensors_of(&self, layer: &Layer, tensors: &mut Vec<Tensor>, defects: &mut Vec<Defect>) {
+    pub(super) fn tensors_of(
+        &self,
+        layer: &Layer,
+        tensors: &mut Vec<Tensor>,
+        defects: &mut Vec<Defect>,
+        budget: &Budget,
+    ) {
         let read = match &layer.shape {
             Some(shape) => described(layer, shape).map(|tensor| vec![tensor]),
-            None => self.header_of(layer),
+            None => self.header_of(layer, budget),
         };
         match read {
             Ok(read) => tensors.extend(read),
@@ -266,8 +286,10 @@ impl Store {
     }
 
     /// The tensors of a blob by its own header, as today's ollama writes them.
-    fn header_of(&self, layer: &Layer) -> Result<Vec<Tensor>, Fault> {
-        let header = safetensors::parse(&BlobBytes { blobs: self.blobs(), digest: layer.digest, len: layer.size })?;
+    fn header_of(&self, layer: &Layer, budget: &Budget) -> Result<Vec<Tensor>, Fault> {
+        let blob = BlobBytes { blobs: self.blobs(), digest: layer.digest, len: layer.size };
+        let header = safetensors::parse(&Counted(blob, budget))?;
+        budget.tensors(header.tensors.len())?;
         let tensor = |range: safetensors::TensorRange| {
             let is_plain = range.name == "data" && !layer.name.is_empty();
             Tensor {
@@ -283,6 +305,23 @@ impl Store {
             }
         };
         Ok(header.tensors.into_iter().map(tensor).collect())
+    }
+}
+
+/// Reads a map of a recipe, of the given length.
+type ReadMap<'a> = dyn Fn(&Digest, u64) -> Result<Vec<u8>> + 'a;
+
+/// A blob of which only so much may be read.
+struct Counted<'a>(BlobBytes<'a>, &'a Budget);
+
+impl Bytes for Counted<'_> {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
+        self.1.text(len as u64)?;
+        self.0.get(offset, len)
     }
 }
 

@@ -19,6 +19,7 @@ use super::import::{self, Progress};
 use super::stage::Stage;
 use super::verify::{Damage, VerifyReport};
 use super::{OWN, Store};
+use crate::budget::Budget;
 use crate::chunks::{buffer, for_each_chunk};
 use crate::digest::{Digest, Hasher};
 use crate::dtype::Dtype;
@@ -187,7 +188,7 @@ impl Search<'_> {
             for (model, manifest) in manifests {
                 for layer in manifest.layers.iter().filter(|layer| layer.is_tensor()) {
                     let (mut tensors, mut defects) = (Vec::new(), Vec::new());
-                    store.tensors_of(layer, &mut tensors, &mut defects);
+                    store.tensors_of(layer, &mut tensors, &mut defects, &Budget::default());
                     for tensor in tensors.into_iter().filter(|tensor| headers.contains_key(&tensor.len)) {
                         if self.missing.is_empty() {
                             return Ok(());

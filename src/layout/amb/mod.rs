@@ -7,6 +7,8 @@ mod config;
 mod metadata;
 mod tokenizer;
 
+use std::sync::Arc;
+
 use super::overflow::overflow;
 use super::{Anchor, AnchorKind, Branch, Files, Layout, VirtualFile};
 use crate::error::{AtPath, Error, Result};
@@ -53,7 +55,7 @@ impl Layout for Amb {
             (None, Some(source)) => source.files[0].content.clone(),
             (variant, Some(source)) => {
                 let sections = sections_of(&source.files[0].content, files)?;
-                amb::plan(&with_quant(sections, variant)?, model.tensors(), variant).map_err(Error::Invalid)?
+                Arc::new(amb::plan(&with_quant(sections, variant)?, model.tensors(), variant).map_err(Error::Invalid)?)
             }
             (variant, None) => {
                 let source = files.json(model, "config.json")?;
@@ -62,7 +64,7 @@ impl Layout for Amb {
                     config: source.as_ref().map_or_else(Vec::new, config::section),
                     tokenizer: tokenizer::section(model, files, source.as_ref())?,
                 };
-                amb::plan(&with_quant(sections, variant)?, model.tensors(), variant).map_err(Error::Invalid)?
+                Arc::new(amb::plan(&with_quant(sections, variant)?, model.tensors(), variant).map_err(Error::Invalid)?)
             }
         };
         Ok(vec![Branch::File(VirtualFile::new(content, model.modified()))])

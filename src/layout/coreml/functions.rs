@@ -27,7 +27,7 @@ pub(super) fn branch(parts: &[(&Package<'_>, String, Changes)]) -> Option<Branch
         groups.extend(changes.group);
         functions.push((identifier(shown, &mut taken), function));
         for (name, file) in &package.weights {
-            weights.entry(name).or_insert_with(|| (Arc::new(file.content.clone()), file.mtime));
+            weights.entry(name).or_insert_with(|| (file.content.clone(), file.mtime));
         }
     }
     if functions.len() < 2 || groups.len() > 1 {

@@ -67,7 +67,7 @@ impl<'a> Package<'a> {
     pub fn branch(&self, changes: &Changes) -> Branch {
         let bare = self.manifest.is_none();
         let mut branch = if bare { Branch::dir() } else { source_branch(self.source) };
-        let program = changes.program.clone().unwrap_or_else(|| self.program.content.clone());
+        let program = changes.program.clone().map_or_else(|| self.program.content.clone(), Arc::new);
         let identity = program.fingerprint();
         let path = if bare { format!("Data/{MODEL_PATH}") } else { self.program.path.clone() };
         replace(&mut branch, &path, Some(VirtualFile::new(program, self.program.mtime)));

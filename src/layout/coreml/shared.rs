@@ -79,7 +79,7 @@ struct Group<'a> {
 /// Whether any package cannot be shown as it was imported: its weight files are not those of the others, or it has
 /// tensors in its program.
 fn differ(packages: &[Package<'_>]) -> bool {
-    let mut seen: HashMap<&str, &ExtentMap> = HashMap::new();
+    let mut seen: HashMap<&str, &Arc<ExtentMap>> = HashMap::new();
     packages.iter().any(|package| {
         let is_cut = package.program.content.extents().nth(1).is_some();
         is_cut || package.weights.iter().any(|(name, file)| *seen.entry(name).or_insert(&file.content) != &file.content)

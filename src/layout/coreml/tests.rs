@@ -85,7 +85,7 @@ fn package(name: &str, sizes: &[(u64, u64)], blobs: &mut Sparse) -> Source {
     let constants: Vec<(u64, u64)> = plan.blobs.iter().map(|blob| (blob.metadata, blob.size / 2)).collect();
     let manifest = Manifest::new(&Digest::of(name.as_bytes()), true).render();
     let mtime = SystemTime::UNIX_EPOCH + Duration::from_secs(sizes.len() as u64);
-    let file = |path: &str, content| SourceFile { path: path.into(), mtime, content };
+    let file = |path: &str, content| SourceFile { path: path.into(), mtime, content: Arc::new(content) };
     let files = vec![
         file("Data/com.apple.CoreML/model.mlmodel", blobs.put(program(&constants, 0))),
         file("Data/com.apple.CoreML/weights/weight.bin", weights),
@@ -200,8 +200,8 @@ fn constants_that_name_the_same_pieces_again_and_again_are_not_held() {
             weights.push_blob(Digest::of(b"some"), 4, 2 * (index % 2), 2).unwrap();
         }
         let mut source = package("p", &[(1, 64)], &mut blobs);
-        source.files[0].content = blobs.put(program(&vec![(64, PIECES); references], 0));
-        source.files[1].content = weights;
+        source.files[0].content = blobs.put(program(&vec![(64, PIECES); references], 0)).into();
+        source.files[1].content = weights.into();
         let package = Package::find(&source, Files(&blobs)).unwrap();
         shared::Program::read(&package, Files(&blobs)).map(|program| program.needed.len())
     };

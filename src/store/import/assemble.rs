@@ -1,6 +1,7 @@
 //! From stored pieces to recipes, layers and the manifest.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::piece::{Content, Piece, TensorName};
 use super::pieces::{Place, Stored};
@@ -103,7 +104,7 @@ fn source(
                 }
             }
         }
-        files.push(SourceFile { path: found.path.clone(), mtime: found.mtime, content });
+        files.push(SourceFile { path: found.path.clone(), mtime: found.mtime, content: Arc::new(content) });
     }
     let dirs = plan.scan.dirs.into_iter().map(|dir| SourceDir { path: dir.path, mtime: dir.mtime }).collect();
     (Source { name: plan.name, kind: plan.kind, files, dirs }, layers, lens)

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
 use super::scan::{FoundFile, Scan};
+use crate::budget::Budget;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::mlprogram::{Outline, Reference, outline, weight_file};
@@ -26,11 +27,17 @@ pub(super) fn kind(path: &Path, name: &str, scan: &Scan) -> Option<SourceKind> {
 }
 
 /// The pieces of each file of the scan.
-pub(super) fn plan(path: &Path, kind: SourceKind, scan: &Scan, blob_threshold: u64) -> Result<Vec<Vec<Piece>>> {
+pub(super) fn plan(
+    path: &Path,
+    kind: SourceKind,
+    scan: &Scan,
+    blob_threshold: u64,
+    budget: &Budget,
+) -> Result<Vec<Vec<Piece>>> {
     match kind {
         SourceKind::Mlmodel => scan.files.iter().map(|file| plan_bare(file, blob_threshold)).collect(),
-        SourceKind::Mlmodelc => plan_compiled(scan),
-        _ => plan_package(path, scan, blob_threshold),
+        SourceKind::Mlmodelc => plan_compiled(scan, budget),
+        _ => plan_package(path, scan, blob_threshold, budget),
     }
 }
 
@@ -83,16 +90,18 @@ fn plan_program(file: &FoundFile, outline: &Outline) -> Vec<Piece> {
 }
 
 /// A compiled model: every file as it is, the weight files blob by blob.
-fn plan_compiled(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
+fn plan_compiled(scan: &Scan, budget: &Budget) -> Result<Vec<Vec<Piece>>> {
     let mut by_file = references_of_texts(scan)?;
     let mut pieces = Vec::with_capacity(scan.files.len());
     for file in &scan.files {
         let (dir, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
         let is_weights = (dir == "weights" || dir.ends_with("/weights")) && name.ends_with(".bin");
-        pieces.push(match is_weights {
+        let parts = match is_weights {
             true => plan_weights(file, None, by_file.remove(&file.path).unwrap_or_default())?,
             false => whole(file),
-        });
+        };
+        budget.file(parts.len()).at(&file.place)?;
+        pieces.push(parts);
     }
     Ok(pieces)
 }
@@ -117,7 +126,7 @@ fn references_of_texts(scan: &Scan) -> Result<BTreeMap<String, Vec<Reference>>> 
 }
 
 /// An `.mlpackage`.
-fn plan_package(path: &Path, scan: &Scan, blob_threshold: u64) -> Result<Vec<Vec<Piece>>> {
+fn plan_package(path: &Path, scan: &Scan, blob_threshold: u64, budget: &Budget) -> Result<Vec<Vec<Piece>>> {
     let manifest = scan.file("Manifest.json").ok_or_else(|| {
         Error::Invalid(format!("{}: has no Manifest.json: it is no whole .mlpackage", path.display()))
     })?;
@@ -151,11 +160,13 @@ fn plan_package(path: &Path, scan: &Scan, blob_threshold: u64) -> Result<Vec<Vec
         let references = by_file.remove(&file.path).unwrap_or_default();
         let in_weights = file.path.strip_prefix(&weights_dir).is_some_and(|rest| rest.starts_with('/'));
         let is_weights = !references.is_empty() || in_weights && file.path.ends_with(".bin");
-        pieces.push(match is_weights {
+        let parts = match is_weights {
             true => plan_weights(file, Some(&program.place), references)?,
             false if file.path == program.path => plan_program(file, &outline),
             false => whole(file),
-        });
+        };
+        budget.file(parts.len()).at(&file.place)?;
+        pieces.push(parts);
     }
     Ok(pieces)
 }

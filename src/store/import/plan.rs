@@ -13,6 +13,7 @@ use super::scan::{FoundFile, Scan, name_of, scan};
 use super::shard::Shard;
 use super::source::SourcePlan;
 use super::split::{self, Given};
+use crate::budget::Budget;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::format::{json, safetensors};
 use crate::model::SourceKind;
@@ -33,12 +34,13 @@ type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
 
 /// Finds out what each path is and plans it; a directory of packages stands for all of them.
 pub(super) fn plan_all(given: &Given, bounds: &Bounds, blob_threshold: u64) -> Result<Vec<SourcePlan>> {
+    let budget = Budget::default();
     let mut plans = given.split.iter().map(|parts| split::plan(parts, bounds)).collect::<Result<Vec<_>>>()?;
     for path in &given.others {
         let whole = scan(path, bounds)?;
         let packages = packages_in(path, &whole)?;
         if packages.is_empty() {
-            plans.push(plan_scan(path, whole, blob_threshold)?);
+            plans.push(plan_scan(path, whole, blob_threshold, &budget)?);
             continue;
         }
         let mut beside: Vec<PathBuf> = beside(&whole, &packages).map(|name| path.join(name)).collect();
@@ -47,7 +49,7 @@ pub(super) fn plan_all(given: &Given, bounds: &Bounds, blob_threshold: u64) -> R
             let package = path.join(package);
             let mut scan = scan(&package, bounds)?;
             scan.skipped.append(&mut beside);
-            plans.push(plan_scan(&package, scan, blob_threshold)?);
+            plans.push(plan_scan(&package, scan, blob_threshold, &budget)?);
         }
     }
     let mut names: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
@@ -95,13 +97,13 @@ fn package(path: &str) -> Option<&str> {
     dirs.into_iter().find(|dir| PACKAGES.iter().any(|end| dir.ends_with(end)))
 }
 
-fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64) -> Result<SourcePlan> {
+fn plan_scan(path: &Path, scan: Scan, blob_threshold: u64, budget: &Budget) -> Result<SourcePlan> {
     let name = name_of(path)?;
     let is_safetensors = |file: &FoundFile| file.path.ends_with(".safetensors");
     let (kind, pieces) = if let Some(kind) = coreml::kind(path, &name, &scan) {
-        (kind, coreml::plan(path, kind, &scan, blob_threshold)?)
+        (kind, coreml::plan(path, kind, &scan, blob_threshold, budget)?)
     } else if scan.files.iter().any(is_safetensors) {
-        (SourceKind::Safetensors, plan_safetensors(&scan)?)
+        (SourceKind::Safetensors, plan_safetensors(&scan, budget)?)
     } else if path.is_dir()
         && let Some(manifest) = gds::manifest_in(&scan)
     {
@@ -140,11 +142,13 @@ fn no_source(path: &Path, scan: &Scan) -> Error {
 }
 
 /// A Hugging Face style directory, or one safetensors file.
-fn plan_safetensors(scan: &Scan) -> Result<Vec<Vec<Piece>>> {
+fn plan_safetensors(scan: &Scan, budget: &Budget) -> Result<Vec<Vec<Piece>>> {
     let indexed = indexed(scan)?;
     let mut headers = Headers::new();
     for file in scan.files.iter().filter(|file| file.path.ends_with(ENDING)) {
-        headers.insert(&file.path, safetensors::parse(&FileBytes::open_container(file)?).at(&file.place)?);
+        let header = safetensors::parse(&FileBytes::open_container(file)?).at(&file.place)?;
+        budget.text(header.data_start).and_then(|()| budget.file(1 + header.tensors.len())).at(&file.place)?;
+        headers.insert(&file.path, header);
     }
     let own = own_weights(scan, &headers, &indexed);
     let mut exported = gds::beside_weights(scan);

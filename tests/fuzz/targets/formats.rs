@@ -236,7 +236,9 @@ pub fn gds(input: &[u8]) {
 /// A recipe, and the map that its files may name.
 pub fn recipe(input: &[u8]) {
     let [text, map] = parts(input);
-    let Some(source) = shown(recipes::parse("model", text, &|_, _| Ok(map.to_vec()))) else { return };
+    let Some(source) = shown(recipes::parse("model", text, &|_, _| Ok(map.to_vec()), &mut Default::default())) else {
+        return;
+    };
     let mut lens = std::collections::HashMap::new();
     for extent in source.files.iter().flat_map(|file| file.content.extents()) {
         if let ExtentBytes::Blob { digest, offset } = extent.bytes {
@@ -257,7 +259,9 @@ pub fn recipe(input: &[u8]) {
         maps.insert(digest, map);
         Ok::<_, Fault>(digest)
     });
-    let again = recipes::parse("model", &written.unwrap(), &|digest, _| Ok(maps[digest].clone())).unwrap();
+    let again =
+        recipes::parse("model", &written.unwrap(), &|digest, _| Ok(maps[digest].clone()), &mut Default::default())
+            .unwrap();
     assert_eq!((again.kind, again.files.len(), again.dirs.len()), (source.kind, source.files.len(), source.dirs.len()));
     for (new, old) in again.files.iter().zip(&source.files) {
         assert_eq!((&new.path, new.mtime, new.content.size()), (&old.path, old.mtime, old.content.size()));
