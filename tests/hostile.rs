@@ -179,3 +179,33 @@ fn headers_of_thousands_of_blobs_are_not_all_read() {
     assert!(store.refused(&["show", "evil"]).contains("headers have more than"));
     check_good(&store.mount());
 }
+
+#[test]
+fn a_digest_that_two_models_claim_makes_nobody_wait_for_other_blobs() {
+    const LEN: u64 = 1 << 41;
+    let store = store_of(|_| Vec::new());
+    let path = store.path();
+    let claimed = Digest::of(b"claimed");
+    for model in ["one", "two"] {
+        let header = json!({"data": {"dtype": "F32", "shape": [LEN / 4], "data_offsets": [0, LEN]}}).to_string();
+        let head = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        let digest = Digest::of(model.as_bytes());
+        let blob = File::create(path.join("blobs").join(digest.file_name())).unwrap();
+        blob.write_all_at(&head, 0).unwrap();
+        blob.set_len(head.len() as u64 + LEN).unwrap();
+        let tensor = json!({"mediaType": TENSOR, "digest": digest.to_string(), "size": head.len() as u64 + LEN,
+            "name": "w", "dtype": "F32", "shape": [LEN / 4], "named": claimed.to_string()});
+        let config = put(&path, JSON, "config.json", br#"{"model_type":"llama"}"#);
+        let manifest = json!({"schemaVersion": 2, "config": put(&path, "", "", b"{}"), "layers": [tensor, config]});
+        let at = path.join(format!("manifests/registry.ollama.ai/library/{model}/latest"));
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        fs::write(at, manifest.to_string()).unwrap();
+    }
+    let mounted = store.mount();
+    assert_eq!(mounted.read(&format!("ollama/blobs/{}", Digest::of(b"{}").file_name())).unwrap(), b"{}");
+    let names: Vec<_> = fs::read_dir(mounted.path("ollama/blobs")).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert!(names.contains(&claimed.file_name().into()));
+    // Nobody is to read terabytes to find out that neither is right.
+    assert!(is_eio(File::open(mounted.path(&format!("ollama/blobs/{}", claimed.file_name())))));
+    check_good(&mounted);
+}

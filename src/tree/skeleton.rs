@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use super::union::{Claim, Row};
+use super::union::{Claim, Row, Unsettled};
 use super::view::View;
 use super::{Body, Entry, Kind, Node, Place, ROOT, Union, WORTH, number};
 use crate::cores::on_all_cores;
@@ -90,7 +90,14 @@ impl SkeletonDir {
                 }
                 damage?;
                 let digest = Digest::from_file_name(name).filter(|_| self.is_shared()).ok_or_else(absent)?;
-                let (entry, view, anchor) = &self.shared[self.blobs()?.model(&digest).ok_or_else(absent)?];
+                let shown = self.blobs()?.model(&digest, |claims| self.believed(claims)).ok_or_else(absent)?;
+                let unsettled = |Unsettled| Error::Damaged {
+                    digest,
+                    fault: "models have unlike content of this digest, too long to find out whose is right; \
+                            look at them with wmount verify"
+                        .into(),
+                };
+                let (entry, view, anchor) = &self.shared[shown.map_err(unsettled)?];
                 Place::of(entry, *view, *anchor, name).step()
             }
         }
@@ -203,35 +210,43 @@ impl SkeletonDir {
         let added = on_all_cores(self.shared.len(), WORTH, &add);
         let lacking = added.iter().enumerate().filter(|(_, added)| !**added).map(|(index, _)| index).collect();
         let claims = claims.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let union = Arc::new(Union::of(claims, |claims| self.believed(claims)));
+        let union = Arc::new(Union::of(claims));
         *self.union.lock().unwrap_or_else(PoisonError::into_inner) = Some(Blobs(union.clone(), lacking));
         Ok(union)
     }
 
     /// Which of these claims for one digest is right: that of the stored blob, else that of content which has the digest. If
-    /// none is, it is one whose content cannot be read just now, or the first.
-    fn believed(&self, claims: &[Claim]) -> usize {
+    /// none is, it is one whose content cannot be read just now, or the first. `None` if finding out would take too long:
+    /// whoever looks waits for it, and a claim of any length takes no room in a store.
+    fn believed(&self, claims: &[Claim]) -> Option<usize> {
+        /// Bytes of all claims together, above any tensor.
+        const MOST: u64 = 16 << 30;
         let digest = claims[0].row.digest;
         let model = |claim: &Claim| &self.shared[claim.row.model as usize];
         if let Some(stored) = claims.iter().position(|it| it.is_stored && model(it).0.has_blob(&digest, it.len)) {
-            return stored;
+            return Some(stored);
         }
         // The shortest first: who lies can make others wait for no longer than their own blob takes.
         let mut order: Vec<usize> = (0..claims.len()).collect();
         order.sort_by_key(|index| claims[*index].len);
-        let (mut hashed, mut unread) = (HashSet::new(), None);
+        let (mut hashed, mut unread, mut left) = (HashSet::new(), None, MOST);
         for index in order {
             if !hashed.insert(claims[index].print) {
                 continue;
             }
+            let Some(rest) = left.checked_sub(claims[index].len) else {
+                tracing::warn!("blob {digest}: what models claim it to be is too long to be hashed");
+                return None;
+            };
+            left = rest;
             let (entry, view, anchor) = model(&claims[index]);
             match entry.digest_of(*view, *anchor, &digest.file_name()) {
-                Ok(actual) if actual == digest => return index,
+                Ok(actual) if actual == digest => return Some(index),
                 Ok(actual) => tracing::warn!("model {}: its blob {digest} has the digest {actual}", entry.found.name),
                 Err(_) => unread = unread.or(Some(index)),
             }
         }
-        unread.unwrap_or(0)
+        unread.or(Some(0))
     }
 
     /// The directory at a path below this one, made as needed.

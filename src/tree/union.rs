@@ -3,6 +3,10 @@
 //! Which digest a blob has that is put together when it is read, and how long a stored one is, a manifest says. One that lies
 //! must not show its own bytes to those who want another model's.
 
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use super::number;
 use crate::digest::Digest;
 
 /// The blobs of all models in a shared directory, which holds nothing else. There may be millions.
@@ -10,6 +14,16 @@ use crate::digest::Digest;
 pub struct Union {
     /// In order of digest, which is that of the names.
     rows: Vec<Row>,
+    /// Those that models have with unlike content.
+    contests: HashMap<Digest, Contest>,
+}
+
+/// A blob of which it is not known yet whose is right: finding out may take long, and only who asks for it is to wait.
+#[derive(Debug)]
+struct Contest {
+    claims: Vec<Claim>,
+    /// The claim that is right, if one is.
+    right: OnceLock<Option<usize>>,
 }
 
 /// One blob.
@@ -21,8 +35,11 @@ pub(super) struct Row {
     pub model: u32,
 }
 
+/// That nobody knows whose content of a blob is right.
+pub(super) struct Unsettled;
+
 /// What a model shows as a blob.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Claim {
     pub row: Row,
     /// The same for the same content, and nobody can choose another that has it, too.
@@ -34,24 +51,30 @@ pub(super) struct Claim {
 }
 
 impl Union {
-    /// Of several models that have a blob, the first shows it. If what they have is not the same, `believe` says whose is
-    /// right.
-    pub(super) fn of(mut claims: Vec<Claim>, believe: impl Fn(&[Claim]) -> usize) -> Union {
+    /// Of several models that have a blob, the first shows it, if what they have is the same.
+    pub(super) fn of(mut claims: Vec<Claim>) -> Union {
         claims.sort_unstable_by_key(|claim| (claim.row.digest, claim.row.model));
         let is_same = |a: &Claim, b: &Claim| a.row.digest == b.row.digest;
         // A million of them: a list that grows would take their memory once more.
         let mut rows = Vec::with_capacity(claims.chunk_by(is_same).count());
-        rows.extend(claims.chunk_by(is_same).map(|claims| {
-            let are_same = claims.iter().all(|claim| claim.print == claims[0].print);
-            claims[if are_same { 0 } else { believe(claims) }].row
-        }));
-        Union { rows }
+        rows.extend(claims.chunk_by(is_same).map(|claims| claims[0].row));
+        let unlike = claims.chunk_by(is_same).filter(|same| same.iter().any(|claim| claim.print != same[0].print));
+        let contest = |claims: &[Claim]| Contest { claims: claims.to_vec(), right: OnceLock::new() };
+        let contests = unlike.map(|claims| (claims[0].row.digest, contest(claims))).collect();
+        Union { rows, contests }
     }
 
-    /// The model that shows a blob, by its index among those that share the directory.
-    pub(super) fn model(&self, digest: &Digest) -> Option<usize> {
-        let found = self.rows.binary_search_by(|row| row.digest.cmp(digest));
-        found.ok().map(|index| self.rows[index].model as usize)
+    /// The model that shows a blob, by its index among those that share the directory. If what several have is not the
+    /// same, `believe` says whose is right, once; `None` of it is that nobody knows.
+    pub(super) fn model(
+        &self,
+        digest: &Digest,
+        believe: impl FnOnce(&[Claim]) -> Option<usize>,
+    ) -> Option<Result<usize, Unsettled>> {
+        let row = self.rows[self.rows.binary_search_by(|row| row.digest.cmp(digest)).ok()?];
+        let Some(contest) = self.contests.get(digest) else { return Some(Ok(row.model as usize)) };
+        let right = contest.right.get_or_init(|| believe(&contest.claims));
+        Some(right.map(|index| contest.claims[index].row.model as usize).ok_or(Unsettled))
     }
 
     /// How many there are.
@@ -66,6 +89,12 @@ impl Union {
 
     /// Name and inode number of one of them.
     pub fn get(&self, index: usize) -> Option<(String, u64)> {
-        self.rows.get(index).map(|row| (row.digest.file_name(), row.ino))
+        let Row { digest, ino, .. } = *self.rows.get(index)?;
+        let ino = match self.contests.get(&digest).map(|contest| (contest, contest.right.get().copied().flatten())) {
+            None => ino,
+            Some((contest, Some(right))) => contest.claims[right].row.ino,
+            Some((_, None)) => number(&["contested", &digest.file_name()], &[]),
+        };
+        Some((digest.file_name(), ino))
     }
 }
