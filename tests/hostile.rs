@@ -209,3 +209,34 @@ fn a_digest_that_two_models_claim_makes_nobody_wait_for_other_blobs() {
     assert!(is_eio(File::open(mounted.path(&format!("ollama/blobs/{}", claimed.file_name())))));
     check_good(&mounted);
 }
+
+#[test]
+fn configs_of_many_components_are_not_all_read() {
+    let store = store_of(|store| {
+        let tensor = |name: &str| {
+            let mut layer = put(store, TENSOR, name, &[0; 64]);
+            (layer["dtype"], layer["shape"]) = (json!("F32"), json!([4, 4]));
+            layer
+        };
+        let mut large = put(store, JSON, "b/config.json", b"large");
+        let digest = large["digest"].as_str().unwrap().replace(':', "-");
+        File::options().write(true).open(store.join("blobs").join(digest)).unwrap().set_len(128 << 20).unwrap();
+        large["size"] = json!(128 << 20);
+        vec![tensor("a/w"), tensor("b/w"), put(store, JSON, "a/config.json", b"{}"), large]
+    });
+    let mounted = store.mount();
+    assert!(is_eio(fs::read_dir(mounted.path("safetensors/evil/latest"))));
+    check_good(&mounted);
+}
+
+#[test]
+fn a_manifest_of_a_package_that_is_mostly_blank_is_not_read() {
+    let store = store_of(|store| {
+        let files = json!([{"path": "Manifest.json", "mtime": [0, 0], "extents": ["20", 2 << 20, "7b7d"]}]);
+        vec![recipe(store, "mlpackage", "a.mlpackage", files)]
+    });
+    let mounted = store.mount();
+    let shown = fs::metadata(mounted.path("coreml/evil/latest/a.mlpackage/Manifest.json")).unwrap();
+    assert_eq!(shown.len(), (2 << 20) + 3);
+    check_good(&mounted);
+}

@@ -17,8 +17,8 @@ pub const MODEL_PATH: &str = "com.apple.CoreML/model.mlmodel";
 /// Where the weights directory lies below `Data/`, for all known writers.
 pub const WEIGHTS_PATH: &str = "com.apple.CoreML/weights";
 
-/// The longest manifest that is read, in bytes.
-pub const MAX_MANIFEST: u64 = 16 << 20;
+/// The longest manifest that is read, in bytes; real ones have two thousand.
+pub const MAX_MANIFEST: u64 = 1 << 20;
 
 /// The author that coremltools looks items up by.
 const AUTHOR: &str = "com.apple.CoreML";

@@ -5,8 +5,8 @@
 mod mlx;
 
 use super::components::{Named, components};
-use super::{Anchor, Branch, Files, Layout, VirtualFile, model_dir, source_branch};
-use crate::error::Result;
+use super::{Anchor, Branch, Files, Layout, MAX_SMALL, VirtualFile, model_dir, source_branch};
+use crate::error::{Error, Result};
 use crate::extent::ExtentMap;
 use crate::format::safetensors::{file_header, sort_key};
 use crate::model::{Model, ModelName, SourceKind, Tensor};
@@ -54,9 +54,15 @@ impl Layout for Safetensors {
         if let Some(blob) = model.defects.iter().find_map(|defect| defect.unread) {
             put("model.safetensors", unreadable(blob.0));
         } else {
+            let mut configs = 0;
             for (component, mut tensors) in components(model) {
                 let path = |name: &str| if component.is_empty() { name.into() } else { format!("{component}/{name}") };
                 let config_path = path("config.json");
+                configs += model.file(&config_path).map_or(0, |file| file.len.min(MAX_SMALL));
+                if configs > MAX_SMALL {
+                    let what = format!("the config.json of its components have more than {MAX_SMALL} bytes in all");
+                    return Err(Error::Invalid(what));
+                }
                 let mut config = files.json(model, &config_path)?.unwrap_or_default();
                 if mlx::adapt(&mut tensors, &mut config, files) {
                     let config = serde_json::to_vec_pretty(&config).expect("a config is plain data");

@@ -46,7 +46,10 @@ impl<'a> Package<'a> {
             SourceKind::Mlmodel => (source.files.first()?, None),
             SourceKind::Mlpackage => {
                 let content = &file(MANIFEST)?.content;
-                let read = files.part(content, 0..content.size()).map_err(|error| error.to_string());
+                let read = match content.size() {
+                    size if size > mlpackage::MAX_MANIFEST => Err(format!("has {size} bytes, too many for what it is")),
+                    size => files.part(content, 0..size).map_err(|error| error.to_string()),
+                };
                 let manifest = read.and_then(|json| mlpackage::parse(&json).map_err(|fault| fault.to_string()));
                 let manifest = manifest.inspect_err(|why| tracing::warn!("{}: {MANIFEST}: {why}", source.name)).ok()?;
                 (file(&format!("Data/{}", manifest.model_path()?))?, Some(manifest))
