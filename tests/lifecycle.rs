@@ -5,7 +5,9 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Child, Command, Stdio};
 use std::time::SystemTime;
@@ -210,6 +212,23 @@ fn a_directory_is_as_new_as_what_last_came_into_it_or_went() {
         }
         assert_eq!(times(&store.vfs()), after);
     }
+}
+
+#[test]
+fn paths_that_are_no_utf_8_are_told_as_near_as_text_can_be() {
+    let made = Store::none();
+    let odd = made.dir.path().join(OsStr::from_bytes(b"odd\xff"));
+    fs::create_dir(&odd).unwrap();
+    let (store, source, dest) = (odd.join("store"), odd.join("chat"), odd.join("x.amb"));
+    fs::rename(made.chat(), &source).unwrap();
+    fs::write(source.join(".DS_Store"), "").unwrap();
+    let answer = |command: &mut Command| serde_json::from_str::<serde_json::Value>(&succeed(command)).unwrap();
+    let report = answer(wmount(["import", "--json", "-s"]).args([&store, &source]));
+    assert!(report["skipped"][0].as_str().unwrap().ends_with("/odd\u{fffd}/chat/.DS_Store"), "{report}");
+    let exported = answer(wmount(["export", "--json", "-s"]).arg(&store).arg("amb/chat/latest.amb").arg(&dest));
+    assert!(exported["path"].as_str().unwrap().ends_with("/odd\u{fffd}/x.amb"), "{exported}");
+    let status = Mounted::new(&store).status();
+    assert!(status["store"].as_str().unwrap().ends_with("/odd\u{fffd}/store"), "{status}");
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
         return Err(error);
     }
     if args.json {
-        return print_json(&json!({"path": args.dest, "files": export.files, "bytes": export.bytes}));
+        return print_json(&json!({"path": args.dest.to_string_lossy(), "files": export.files, "bytes": export.bytes}));
     }
     print(&format!("{}: {}, {}\n", args.dest.display(), count(export.files, "file"), size(export.bytes)))
 }

@@ -51,7 +51,7 @@ impl Vfs {
         let (reads, bytes) = self.meters.total();
         let mut status = json!({
             "version": env!("CARGO_PKG_VERSION"),
-            "store": self.store.root(),
+            "store": self.store.root().to_string_lossy(),
             "pid": std::process::id(),
             "started": seconds(self.started),
             "models": tree.entries().iter().map(model).collect::<Vec<_>>(),

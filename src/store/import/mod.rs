@@ -96,7 +96,13 @@ pub struct ImportReport {
     /// In the store already: bytes that were not written again.
     pub present: Counts,
     /// Passed over: `.git`, `.cache`, `.DS_Store`, AppleDouble files, and what lies beside packages.
+    #[serde(serialize_with = "lossy")]
     pub skipped: Vec<PathBuf>,
+}
+
+/// Paths as text, which one that is no UTF-8 has no other way to be in JSON.
+fn lossy<S: serde::Serializer>(paths: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }
 
 /// Imports paths as one model into the store at `root`, which is made if there is none.
