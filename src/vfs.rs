@@ -68,8 +68,6 @@ pub struct Space {
     pub blocks: u64,
     /// Free blocks.
     pub free: u64,
-    /// Models in the store.
-    pub files: u64,
 }
 
 /// An inode that was handed out.
@@ -408,7 +406,7 @@ impl Vfs {
     /// Room on the file system of the store.
     pub fn space(&self) -> Result<Space> {
         let (block_size, blocks, free) = self.store.space().at(self.store.root())?;
-        Ok(Space { block_size, blocks, free, files: self.tree().entries().len() as u64 })
+        Ok(Space { block_size, blocks, free })
     }
 
     /// The inode at a path from the root, `/` between the components.

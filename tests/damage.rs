@@ -170,6 +170,11 @@ fn a_manifest_that_cannot_be_read_hurts_its_own_model() {
     assert!(mounted.path("original/llama").read_dir().unwrap().any(|it| it.unwrap().file_name() == "code"));
     assert!(is_eio(&fs::read_dir(mounted.path("original/llama/code")).map(|_| Vec::new())));
     assert!(mounted.status()["problems"].to_string().contains("llama"));
+    let listed = store.json(&["ls"]);
+    let keys = |model: &serde_json::Value| model.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&listed[0]), keys(&listed[1]));
+    let verified = String::from_utf8(store.command(&["verify"]).output().unwrap().stdout).unwrap();
+    assert!(verified.ends_with(": 1 damaged manifest\n"), "{verified}");
     // Nobody knows what it reaches, so nothing is removed.
     assert!(store.refused(&["gc"]).contains("llama/code"));
 }
@@ -267,6 +272,8 @@ fn a_command_that_meets_damage_says_so_once() {
         assert_eq!(store.refused(args), line);
     }
     assert!(!to.exists());
+    let shown = store.json(&["show", "llama:code"]);
+    assert_eq!(shown["damaged"], serde_json::json!([format!("blob {digest} is missing")]));
 }
 
 #[test]

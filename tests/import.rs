@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use common::{Store, digest_of, refuse, succeed, words};
+use common::{Store, digest_of, refuse, succeed, wmount, words};
 use wmount::dtype::Dtype;
 use wmount::format::{milblob, safetensors};
 use wmount::sample::LanguageModel;
@@ -362,6 +362,23 @@ fn packages_beside_another_model_are_to_be_imported_by_themselves() {
     fs::rename(&all, around.join("deep/all")).unwrap();
     refused(&store, "all", &[&around], "deep/all/a.mlpackage\n");
     store.add("all", &[&around.join("deep/all/a.mlpackage")]);
+}
+
+#[test]
+fn what_cannot_be_done_is_told_with_what_can() {
+    let store = Store::of_two();
+    let both = store.import("both", &[&store.path(), &store.chat()]).output().unwrap();
+    assert!(both.status.code() == Some(2) && words(&both).contains("is a store, which is imported by itself"));
+    let missing = store.dir.path().join("missing");
+    let inside = missing.join("inside");
+    let named = format!("wmount: {}: No such file or directory", missing.display());
+    assert!(store.refused(&["export", "amb/llama/code.amb", inside.to_str().unwrap()]).starts_with(&named));
+    let at = tempfile::tempdir().unwrap();
+    let said = refuse(wmount(["--log"]).arg(&inside).arg(store.path()).arg(at.path()));
+    assert!(said.starts_with(&named), "{said}");
+    let home = store.dir.path().join("home");
+    let said = refuse(wmount(["ls"]).env("WMOUNT_STORE", "").env("HOME", &home));
+    assert!(said.contains(&format!("there is no store at {}/models", home.display())), "{said}");
 }
 
 #[test]

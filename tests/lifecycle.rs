@@ -179,6 +179,7 @@ fn models_come_and_go_without_a_remount() {
         !shows("amb/late/latest.amb") && !shows("ollama/manifests/registry.ollama.ai/library/late")
     });
     assert!(shows("amb/llama/code.amb"));
+    assert_eq!(rustix::fs::statvfs(&mounted.at).unwrap().f_files, 0, "a number would be one of which all are in use");
 }
 
 #[test]

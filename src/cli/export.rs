@@ -37,6 +37,10 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
     if fs::symlink_metadata(&args.dest).is_ok() {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }
+    // What is missing is told of by its own name.
+    if let Some(dir) = args.dest.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        fs::metadata(dir).at(dir)?;
+    }
     let (bar, links) = (Bar::new("exporting"), HashMap::new());
     let mut export = Export { vfs: &vfs, bar, links, stop: stop_flag()?, has_begun: false, files: 0, bytes: 0 };
     export.bar.begin(export.total(&attr)?);

@@ -59,6 +59,9 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
     {
         return copy_store(args, path);
     }
+    if let Some(store) = args.paths.iter().find(|path| is_store(path)) {
+        return misuse(&format!("{}: is a store, which is imported by itself", store.display()));
+    }
     if !args.models.is_empty() {
         return misuse("--model chooses from a store, and what is to be imported is none");
     }
@@ -127,7 +130,12 @@ fn text(report: &ImportReport) -> String {
         text += &format!("  dropped        {}; gc removes what no other model has\n", report.dropped.join(", "));
     }
     text += &format!("  added          {}\n", counts(&report.added));
-    text += &format!("  already there  {} saved\n", counts(&report.present));
+    // Parts of recipes are neither.
+    let present = match report.present {
+        Counts { tensors: 0, files: 0, bytes } => size(bytes),
+        present => counts(&present),
+    };
+    text += &format!("  already there  {present} saved\n");
     for path in &report.kept {
         text += &format!("  kept as files  {path}; imported by itself, it is shown in its layouts\n");
     }

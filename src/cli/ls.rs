@@ -1,6 +1,6 @@
 //! `wmount ls`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
 
@@ -8,6 +8,7 @@ use super::StoreArgs;
 use super::output::{print, print_json, size, table};
 use crate::digest::Digest;
 use crate::error::Result;
+use crate::model::Model;
 use crate::store::{Found, Store};
 
 /// List the models of the store
@@ -75,37 +76,49 @@ fn shared(store: &Store, as_json: bool) -> Result<()> {
 fn describe(store: &Store, found: &Found) -> Value {
     let path = found.name.tree_path();
     match store.load(found) {
-        Ok(model) => {
-            let tensors = model.tensors.len() + model.other_tensors.len();
-            let programs = model.programs().count();
-            let mut blobs = std::collections::HashMap::new();
-            let all = model.tensors.iter().chain(&model.other_tensors).map(|tensor| (tensor.blob, tensor.blob_len));
-            blobs.extend(all.chain(model.files.iter().map(|file| (file.blob, file.len))));
-            for (digest, len) in model.foreign.iter().flat_map(|foreign| &foreign.blobs) {
-                blobs.entry(*digest).or_insert(*len);
-            }
-            // What nobody could read is no part of the sum, but the reason may be that it is short or missing.
-            let unread = model.defects.iter().filter_map(|defect| defect.unread);
-            let all = blobs.iter().map(|(digest, len)| (*digest, *len)).chain(unread);
-            let damage = all.into_iter().find_map(|(digest, len)| match store.blob_path(&digest).metadata() {
-                Ok(metadata) if !metadata.is_file() => Some(format!("blob {digest} is no file")),
-                Ok(metadata) if metadata.len() != len => {
-                    Some(format!("blob {digest} has {} bytes, its manifest says {len}", metadata.len()))
-                }
-                Ok(_) => None,
-                Err(_) => Some(format!("blob {digest} is missing")),
-            });
-            let damage = damage.or_else(|| model.defects.first().map(ToString::to_string));
-            json!({
-                "model": found.name.to_string(),
-                "path": path,
-                "tensors": tensors,
-                "programs": programs,
-                "files": model.files.len(),
-                "bytes": blobs.values().sum::<u64>(),
-                "damaged": damage,
-            })
-        }
-        Err(error) => json!({"model": found.name.to_string(), "path": path, "damaged": error.to_string()}),
+        Ok(model) => json!({
+            "model": found.name.to_string(),
+            "path": path,
+            "tensors": model.tensors.len() + model.other_tensors.len(),
+            "programs": model.programs().count(),
+            "files": model.files.len(),
+            "bytes": blobs(&model).values().sum::<u64>(),
+            "damaged": damage(store, &model),
+        }),
+        Err(error) => json!({
+            "model": found.name.to_string(),
+            "path": path,
+            "tensors": null,
+            "programs": null,
+            "files": null,
+            "bytes": null,
+            "damaged": error.to_string(),
+        }),
     }
+}
+
+/// The blobs of a model with their lengths.
+fn blobs(model: &Model) -> HashMap<Digest, u64> {
+    let all = model.tensors.iter().chain(&model.other_tensors).map(|tensor| (tensor.blob, tensor.blob_len));
+    let mut blobs: HashMap<_, _> = all.chain(model.files.iter().map(|file| (file.blob, file.len))).collect();
+    for (digest, len) in model.foreign.iter().flat_map(|foreign| &foreign.blobs) {
+        blobs.entry(*digest).or_insert(*len);
+    }
+    blobs
+}
+
+/// What can be seen to be wrong with a model without reading its blobs.
+pub(super) fn damage(store: &Store, model: &Model) -> Option<String> {
+    // What nobody could read is no part of the sum, but the reason may be that it is short or missing.
+    let unread = model.defects.iter().filter_map(|defect| defect.unread);
+    let damage =
+        blobs(model).into_iter().chain(unread).find_map(|(digest, len)| match store.blob_path(&digest).metadata() {
+            Ok(metadata) if !metadata.is_file() => Some(format!("blob {digest} is no file")),
+            Ok(metadata) if metadata.len() != len => {
+                Some(format!("blob {digest} has {} bytes, its manifest says {len}", metadata.len()))
+            }
+            Ok(_) => None,
+            Err(_) => Some(format!("blob {digest} is missing")),
+        });
+    damage.or_else(|| model.defects.first().map(ToString::to_string))
 }

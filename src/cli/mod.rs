@@ -52,15 +52,17 @@ struct Cli {
 /// Where the store is.
 #[derive(Debug, Clone, Args)]
 pub struct StoreArgs {
-    /// The store [default: ~/models]
-    #[arg(short, long, env = "WMOUNT_STORE", value_name = "DIR", global = true)]
+    /// The store [env: WMOUNT_STORE=] [default: ~/models]
+    // The variable is not clap's, for which an empty one is a store.
+    #[arg(short, long, value_name = "DIR", global = true)]
     store: Option<PathBuf>,
 }
 
 impl StoreArgs {
     fn path(&self) -> Result<PathBuf> {
-        match (&self.store, std::env::home_dir()) {
-            (Some(store), _) => Ok(store.clone()),
+        let given = std::env::var_os("WMOUNT_STORE").filter(|given| !given.is_empty()).map(PathBuf::from);
+        match (self.store.clone().or(given), std::env::home_dir()) {
+            (Some(store), _) => Ok(store),
             (None, Some(home)) => Ok(home.join("models")),
             (None, None) => Err(Error::Invalid("there is no home directory: say where the store is with -s".into())),
         }
@@ -95,7 +97,11 @@ pub fn main() -> ExitCode {
     let args = with_store_first(std::env::args_os());
     let is_command = |name: &OsString| Cli::command().get_subcommands().any(|command| *name == *command.get_name());
     let has_options = args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"-o"));
-    let args = if has_options && !args.get(1).is_some_and(is_command) { fstab::spread(args) } else { args };
+    let args = if has_options && !args.get(1).is_some_and(is_command) {
+        fstab::spread(args).unwrap_or_else(|why| misuse(&why))
+    } else {
+        args
+    };
     let parsed = Cli::try_parse_from(&args);
     if let Some(error) = mistyped::found(&args, &parsed) {
         error.exit();

@@ -60,7 +60,9 @@ pub struct MountArgs {
     // They are spread out before clap sees them.
     #[arg(short, value_name = "OPTION,...")]
     pub options: Option<String>,
-    /// Log file [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log; in /var/log/wmount if that directory is another user's]
+    /// Log file; WMOUNT_LOG=debug has more told in it
+    ///
+    /// [default: $XDG_STATE_HOME/wmount/MOUNTPOINT.log; in /var/log/wmount if that directory is another user's]
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
 }

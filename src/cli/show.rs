@@ -76,6 +76,9 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         let path = place["path"].as_str().ok_or_else(|| Error::Invalid(why()))?;
         return super::amb::show_model(store.clone(), path, args.json);
     }
+    if model.defects.is_empty() {
+        description["damaged"] = json!(Vec::from_iter(super::ls::damage(&store, &model)));
+    }
     description["shapes"] = json!(layout::shapes(&model, files));
     if args.json { print_json(&description) } else { print(&text(&description)) }
 }

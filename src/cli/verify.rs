@@ -74,10 +74,13 @@ fn text(report: &VerifyReport) -> String {
         }
         text.push('\n');
     }
-    let verdict = match report.damaged.len() as u64 {
+    let (blobs, manifests): (Vec<_>, Vec<_>) = report.damaged.iter().partition(|damage| damage.digest.is_some());
+    let damaged = [(blobs.len(), "damaged blob"), (manifests.len(), "damaged manifest")];
+    let damaged = damaged.iter().filter(|(faults, _)| *faults > 0).map(|(faults, what)| count(*faults as u64, what));
+    let verdict = match report.damaged.len() {
         0 if !report.repaired.is_empty() => format!("{} repaired", count(report.repaired.len() as u64, "blob")),
         0 => "no damage".into(),
-        faults => count(faults, "damaged blob"),
+        _ => damaged.collect::<Vec<_>>().join(", "),
     };
     text + &format!("{}, {}: {verdict}\n", count(report.blobs, "blob"), size(report.bytes))
 }

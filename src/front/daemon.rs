@@ -187,6 +187,10 @@ fn open_usual_log(log: &Path) -> Result<File> {
 }
 
 fn open_log(log: &Path, flags: i32) -> Result<File> {
+    // What is missing is told of by its own name.
+    if let Some(dir) = log.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        fs::metadata(dir).at(dir)?;
+    }
     if fs::symlink_metadata(log).is_ok_and(|found| found.is_file() && found.len() > LOG_MAX) {
         let mut aside = log.as_os_str().to_owned();
         aside.push(".old");

@@ -282,7 +282,7 @@ impl Filesystem for Fuse {
         self.serve(ino, move |fuse| match fuse.ask("statfs", ino, |vfs| vfs.space()) {
             Ok(space) => {
                 let block = u32::try_from(space.block_size).unwrap_or(BLOCK);
-                reply.statfs(space.blocks, space.free, space.free, space.files, 0, block, NAME_MAX, block);
+                reply.statfs(space.blocks, space.free, space.free, 0, 0, block, NAME_MAX, block);
             }
             Err(errno) => reply.error(errno),
         });

@@ -19,14 +19,16 @@ pub struct Mounted {
     pub kind: String,
     /// What is mounted; of a wmount, the store.
     pub source: PathBuf,
+    /// Whether all of it is there, and not a part that was bound to another place.
+    pub whole: bool,
     /// The user who made a FUSE mount.
     pub user: Option<u32>,
 }
 
 impl Mounted {
-    /// Whether it is one of ours.
+    /// Whether it is one of ours; a part of one that was bound to another place is none.
     pub fn is_wmount(&self) -> bool {
-        self.kind == KIND
+        self.kind == KIND && self.whole
     }
 
     /// Where the kernel keeps how far it reads ahead in the files of the mount.
@@ -87,13 +89,14 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     let device = String::from_utf8_lossy(fields.nth(1)?).into_owned();
-    let mountpoint = path_of(fields.nth(1)?);
+    let whole = fields.next()? == b"/";
+    let mountpoint = path_of(fields.next()?);
     let mut fields = fields.skip_while(|&field| field != b"-").skip(1);
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = path_of(fields.next()?);
     let mut options = fields.next().unwrap_or_default().split(|&byte| byte == b',');
     let user = options.find_map(|option| std::str::from_utf8(option.strip_prefix(b"user_id=")?).ok()?.parse().ok());
-    Some(Mounted { id, device, mountpoint, kind, source, user })
+    Some(Mounted { id, device, mountpoint, kind, source, whole, user })
 }
 
 /// Undoes the kernel's `\040` for space, and the like.
@@ -133,6 +136,8 @@ mod tests {
         assert!(mount.is_wmount());
         assert_eq!(mount.read_ahead_file(), Path::new("/sys/class/bdi/0:51/read_ahead_kb"));
         assert_eq!(mount.user, Some(0));
+        let part = br"43 27 0:51 /amb /mnt/amb ro,nosuid - fuse.wmount /srv/a ro,user_id=0";
+        assert!(!parse(part).unwrap().is_wmount());
     }
 
     #[test]

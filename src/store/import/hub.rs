@@ -40,7 +40,10 @@ pub(super) fn snapshot(path: &Path) -> Result<PathBuf> {
     match (main, &revisions[..]) {
         (Some(revision), _) => Ok(snapshots.join(revision)),
         (None, [only]) => Ok(snapshots.join(only)),
-        (None, []) => Err(Error::Invalid(format!("{}: no snapshot of it was downloaded", path.display()))),
+        (None, []) => Err(Error::Invalid(format!(
+            "{}: no snapshot of it was downloaded: fetch it, such as with hf download",
+            path.display()
+        ))),
         (None, [first, ..]) => Err(Error::Invalid(format!(
             "{}: has {} snapshots, and refs/main names none: import one of them, such as {}",
             path.display(),

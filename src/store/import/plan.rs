@@ -263,6 +263,6 @@ pub(super) fn indexed(scan: &Scan) -> Result<BTreeSet<String>> {
     {
         return Ok(BTreeSet::new());
     }
-    let what = format!("tensor {tensor:?} is in {shard:?}, which is missing");
+    let what = format!("tensor {tensor:?} is in {shard:?}, which is missing: fetch it, or the whole directory again");
     Err(Error::format(&file.place, Fault::new(0, what)))
 }

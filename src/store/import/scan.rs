@@ -100,7 +100,11 @@ impl Scan {
 fn checked(path: &Path, bounds: &Bounds) -> Result<(Metadata, PathBuf)> {
     let (metadata, real) = look(path).map_err(|error| {
         let dangling = error.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_ok();
-        let source = if dangling { io::Error::other("is a link to nothing") } else { error };
+        let source = if dangling {
+            io::Error::other("is a link to nothing: a download may have been cut short; fetch it again")
+        } else {
+            error
+        };
         Error::io(path, source)
     })?;
     let kind = metadata.file_type();

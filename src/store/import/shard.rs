@@ -72,7 +72,7 @@ pub(super) fn missing(shards: &[Shard<'_>]) -> Option<String> {
 /// The error of a set that lacks a shard, in the directory `place`.
 pub(super) fn has_no(place: &Path, missing: &str) -> Error {
     let place = place.display();
-    let what = "which is a part of its model: a model with holes is not imported";
+    let what = "which is a part of its model: a model with holes is not imported, so fetch it";
     Error::Invalid(format!("{place}: has no {missing}, {what}"))
 }
 
