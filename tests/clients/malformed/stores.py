@@ -275,12 +275,17 @@ for name, text, word in [
     if name != "time never":
         recipe(name, text, word)
 for name, length, word in [
-    ("missing", 10, "it is missing"),
-    ("too long", 1 << 40, "1099511627776 bytes are too many for what it is"),
+    ("missing", 7, "it is missing"),
+    ("too long", 300 << 20, "314572800 bytes are too many for what it is"),
+    ("far too long", 1 << 40, "its recipes, maps and headers have more than"),
 ]:
     own = Blob(OWN + "recipe", "dir", json.dumps(extents(extents=..., map=[NO, length])).encode())
-    fault = f'blob sha256:{NO}: {word}; it is part of the recipe of "dir"'
-    layers(f"recipe map {name}", own, SEED, words=(fault,))
+    fault = word if length >> 40 else f'blob sha256:{NO}: {word}; it is part of the recipe of "dir"'
+    layers(f"recipe map {name}", own, SEED, Blob(OWN + "fragment", "", b"nothing", stored=None), words=(fault,))
+foreign = json.dumps(extents(extents=..., map=[NO, 10])).encode()
+layers(
+    "recipe map of no layer", Blob(OWN + "recipe", "dir", foreign), SEED, words=(f"names blob sha256:{NO}, and no layer",)
+)
 for name, text, word in [
     ("no JSON", b"[", "EOF"),
     ("of version 7", b'{"version":7,"blobs":[],"extents":[]}', "version 7 was written by a newer wmount"),
