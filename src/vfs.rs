@@ -14,6 +14,7 @@ mod variants;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::SystemTime;
 
@@ -91,11 +92,17 @@ struct Handle {
     ino: u64,
     place: Place,
     node: Weak<Node>,
+    /// Its number of names, of which a later snapshot may have more.
+    names: AtomicU32,
 }
 
 impl Handle {
     fn to(node: &Arc<Node>, place: Place) -> What {
-        What::Node(Arc::new(Handle { ino: node.ino, place, node: Arc::downgrade(node) }))
+        Handle::with(node, place, node.nlink)
+    }
+
+    fn with(node: &Arc<Node>, place: Place, names: u32) -> What {
+        What::Node(Arc::new(Handle { ino: node.ino, place, node: Arc::downgrade(node), names: names.into() }))
     }
 
     fn node(&self) -> Result<Arc<Node>> {
@@ -241,8 +248,15 @@ impl Vfs {
                     tracing::error!("two paths have the inode number {}", attr.ino);
                 }
                 // A node that an open file holds is found through this inode.
-                if !matches!(&entry.get().what, What::Node(handle) if handle.node.strong_count() > 0) {
-                    entry.insert(inode);
+                let held = match &entry.get().what {
+                    What::Node(handle) => {
+                        handle.node.upgrade().filter(|node| node.kind() == Kind::File).map(|_| handle)
+                    }
+                    _ => None,
+                };
+                match held {
+                    Some(handle) => handle.names.store(attr.nlink, Relaxed),
+                    None => _ = entry.insert(inode),
                 }
             }
         }
@@ -269,7 +283,15 @@ impl Vfs {
                 let node = handle.node()?;
                 let (kind, size) = (node.kind(), node.size());
                 let access = self.access(handle, &node);
-                Ok(Attr { ino: node.ino, kind, size, nlink: node.nlink, mtime: node.mtime, access, fleeting: false })
+                Ok(Attr {
+                    ino: node.ino,
+                    kind,
+                    size,
+                    nlink: handle.names.load(Relaxed),
+                    mtime: node.mtime,
+                    access,
+                    fleeting: false,
+                })
             }
             What::Status(status) => Ok(Attr {
                 ino: status.ino,

@@ -15,6 +15,7 @@ use std::time::SystemTime;
 use common::{Mounted, Store, eventually, facts_of_mount, is_mounted, refuse, signal, succeed, wait, walk, wmount};
 use tempfile::TempDir;
 use wmount::digest::Digest;
+use wmount::sample::LanguageModel;
 use wmount::vfs::Vfs;
 
 /// A mount in the foreground.
@@ -213,6 +214,26 @@ fn a_directory_is_as_new_as_what_last_came_into_it_or_went() {
         }
         assert_eq!(times(&store.vfs()), after);
     }
+}
+
+#[test]
+fn a_file_has_one_number_of_names_when_packages_join_its_model() {
+    let store = Store::of_two();
+    let vfs = store.vfs();
+    let weights = |shape: &str| {
+        let path = format!("coreml/llama/chat/{shape}.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+        vfs.resolve(&path).unwrap()
+    };
+    let before = weights("s1");
+    vfs.open(before.ino).unwrap();
+    store.add("llama:chat", &[&store.package("s64", 64, &LanguageModel::new(7, 32, 2, 300))]);
+    vfs.refresh().unwrap();
+    let joined = weights("s64");
+    assert_eq!((joined.ino, joined.nlink), (before.ino, before.nlink + 1));
+    for attr in [weights("s1"), vfs.attr(before.ino).unwrap(), weights("s64")] {
+        assert_eq!(attr.nlink, joined.nlink);
+    }
+    vfs.release(before.ino);
 }
 
 #[test]

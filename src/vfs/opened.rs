@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
 use super::{Handle, Inode, Vfs, What};
@@ -35,7 +36,7 @@ impl Vfs {
                 files.nodes.entry(ino).or_insert_with(|| (0, node.clone())).0 += 1;
                 drop(open);
                 if let Some(mut inode) = self.inodes.get_mut(&ino) {
-                    inode.what = Handle::to(&node, handle.place.clone());
+                    inode.what = Handle::with(&node, handle.place.clone(), handle.names.load(Relaxed));
                 }
                 Ok(())
             }
