@@ -369,6 +369,8 @@ fn what_cannot_be_done_is_told_with_what_can() {
     let store = Store::of_two();
     let both = store.import("both", &[&store.path(), &store.chat()]).output().unwrap();
     assert!(both.status.code() == Some(2) && words(&both).contains("is a store, which is imported by itself"));
+    fs::write(store.chat().join("model.safetensors"), "").unwrap();
+    refused(&store, "other", &[&store.chat()], "a download may have been cut short; fetch it again");
     let missing = store.dir.path().join("missing");
     let inside = missing.join("inside");
     let named = format!("wmount: {}: No such file or directory", missing.display());

@@ -146,6 +146,11 @@ fn plan_safetensors(scan: &Scan, budget: &Budget) -> Result<Vec<Vec<Piece>>> {
     let indexed = indexed(scan)?;
     let mut headers = Headers::new();
     for file in scan.files.iter().filter(|file| file.path.ends_with(ENDING)) {
+        if file.len == 0 {
+            let what =
+                "8 bytes are needed but the file has 0 in all: a download may have been cut short; fetch it again";
+            return Err(Error::format(&file.place, Fault::new(0, what)));
+        }
         let header = safetensors::parse(&FileBytes::open_container(file)?).at(&file.place)?;
         budget.text(header.data_start).and_then(|()| budget.file(1 + header.tensors.len())).at(&file.place)?;
         headers.insert(&file.path, header);
