@@ -30,7 +30,8 @@ pub(super) struct Checks {
 }
 
 impl Checks {
-    /// The version of a blob's file that has the content that its name says, or what is wrong with it. Who asks while it is hashed waits for the result.
+    /// The version of a blob's file that has the content that its name says, or what is wrong with it. Who asks while it is
+    /// hashed waits for the result.
     pub fn check(&self, digest: &Digest, file: &File) -> io::Result<Result<Version, String>> {
         let version = Version::of(&file.metadata()?);
         let known = match self.known.get(digest) {
