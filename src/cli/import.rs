@@ -132,10 +132,11 @@ fn text(report: &ImportReport) -> String {
     text += &format!("  added          {}\n", counts(&report.added));
     // Parts of recipes are neither.
     let present = match report.present {
-        Counts { tensors: 0, files: 0, bytes } => size(bytes),
-        present => counts(&present),
+        Counts { tensors: 0, files: 0, bytes: 0 } => "nothing".into(),
+        Counts { tensors: 0, files: 0, bytes } => format!("{} saved", size(bytes)),
+        present => format!("{} saved", counts(&present)),
     };
-    text += &format!("  already there  {present} saved\n");
+    text += &format!("  already there  {present}\n");
     for path in &report.kept {
         text += &format!("  kept as files  {path}; imported by itself, it is shown in its layouts\n");
     }
