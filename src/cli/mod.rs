@@ -34,8 +34,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::error::{Error, Result};
-use crate::model::ModelName;
-use crate::store::{Found, Store};
+use crate::store::Store;
 use crate::vfs::Vfs;
 
 /// One stored set of model tensors, mounted as every layout that loaders want
@@ -176,9 +175,4 @@ impl Command {
             Command::Completions(args) => done(completions::run(&args)),
         }
     }
-}
-
-/// The manifests of the named models, or of all.
-fn chosen(store: &Store, names: &[ModelName]) -> Result<Vec<Found>> {
-    if names.is_empty() { store.find() } else { names.iter().map(|name| store.find_asked(name)).collect() }
 }

@@ -8,7 +8,7 @@ use super::output::{Bar, count, print, print_json, size};
 use crate::error::Result;
 use crate::model::ModelName;
 use crate::store::import::Progress;
-use crate::store::{Repaired, VerifyReport};
+use crate::store::{Repaired, Survey, VerifyReport};
 
 /// Hash every blob and name the models that a damaged one hurts; mend them if asked
 #[derive(Debug, clap::Args)]
@@ -31,12 +31,7 @@ pub struct VerifyArgs {
 
 pub(super) fn run(args: &VerifyArgs) -> Result<ExitCode> {
     let store = args.store.open()?;
-    let (models, hidden) = if args.models.is_empty() {
-        let survey = store.survey()?;
-        (survey.models, survey.hidden)
-    } else {
-        (super::chosen(&store, &args.models)?, Vec::new())
-    };
+    let Survey { models, hidden, .. } = store.survey_of(&args.models)?;
     let bar = Bar::new("verifying");
     bar.begin(store.total_bytes(&models));
     let report = store.verify(&models, &|bytes| bar.advance(bytes));

@@ -97,8 +97,9 @@ impl Ingest {
 
     fn make_model(&self, name: &ModelName, manifest: &Manifest, bytes: &[u8]) -> Result<()> {
         let same = self.same_model(manifest, bytes);
-        self.check_replaced(name, same.as_deref())?;
-        let held = self.hold(self.manifest_of(name));
+        let old = self.manifest_of(name);
+        self.check_replaced(name, old.as_ref(), same.as_deref())?;
+        let held = self.hold(old);
         let mut made = HashSet::new();
         let done = match same {
             // What `ollama/` shows of a model is less than the store has of it.
@@ -125,17 +126,15 @@ impl Ingest {
 
     /// Checks that the model whose place a manifest takes, unless it is the same, has no files that `ollama/` does not show:
     /// they would be lost, and nobody has asked for that.
-    fn check_replaced(&self, name: &ModelName, by: Option<&[u8]>) -> Result<()> {
-        let store = self.vfs.store();
-        let Ok(old) = store.find_one(name) else { return Ok(()) };
-        let is_imported =
-            store.manifest(&old).is_ok_and(|old| old.layers.iter().any(|layer| layer.media_type == OWN_RECIPE));
-        if !is_imported || store.manifest_bytes(&old).is_ok_and(|old| by == Some(&old)) {
+    fn check_replaced(&self, name: &ModelName, old: Option<&Manifest>, by: Option<&[u8]>) -> Result<()> {
+        let is_imported = |old: &&Manifest| old.layers.iter().any(|layer| layer.media_type == OWN_RECIPE);
+        let Some(old) = old.filter(is_imported) else { return Ok(()) };
+        if by.is_some_and(|by| Manifest::parse(by).is_ok_and(|by| by == *old)) {
             return Ok(());
         }
         let what =
             "wmount imported this model from files that ollama does not know: give another name, or remove it first";
-        Err(std::io::Error::new(ErrorKind::AlreadyExists, what)).at(store.manifest_path(name))
+        Err(std::io::Error::new(ErrorKind::AlreadyExists, what)).at(self.vfs.store().manifest_path(name))
     }
 
     fn manifest_of(&self, name: &ModelName) -> Option<Manifest> {

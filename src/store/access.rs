@@ -295,6 +295,7 @@ mod tests {
         assert_eq!(narrowed(&[rights(7, 0o644)], &[rights(0, 0o700), rights(8, 0o700)]).1, 0);
         assert_eq!(narrowed(&[rights(7, 0o600)], &[rights(0, 0o700)]).1, 0);
     }
+
     #[test]
     fn who_may_read_more_is_beyond_who_may_read_less() {
         let rights = |uid, mode| Rights { uid, gid: uid, mode };

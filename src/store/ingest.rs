@@ -15,7 +15,7 @@ use super::beneath::Dir;
 use super::blobs::damaged;
 use super::load::check_sizes;
 use super::stage::Stage;
-use super::{Found, Store, children};
+use super::{Found, Store, children, remove_with_files};
 use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
@@ -261,17 +261,10 @@ impl Store {
     /// Removes what a mount with `--ingest` left behind, if none is there; names and lengths of the files.
     pub(super) fn clean_ingest(&self) -> Result<Vec<(String, u64)>> {
         let dir = self.own_path(DIR)?;
-        let mut removed = Vec::new();
-        if dir.exists()
-            && let Some(_lock) = self.try_ingest()?
-        {
-            for name in children(&dir)? {
-                let len = fs::symlink_metadata(dir.join(&name)).map_or(0, |found| found.len());
-                removed.push((name, len));
-            }
-            fs::remove_dir_all(&dir).at(dir)?;
+        match dir.exists().then(|| self.try_ingest()).transpose()?.flatten() {
+            Some(_lock) => remove_with_files(&dir),
+            None => Ok(Vec::new()),
         }
-        Ok(removed)
     }
 }
 

@@ -456,6 +456,15 @@ impl Store {
         Ok(Survey { models: found, hidden, nameless, times })
     }
 
+    /// These models, or what a survey finds if none is named.
+    pub fn survey_of(&self, names: &[ModelName]) -> Result<Survey> {
+        if names.is_empty() {
+            return self.survey();
+        }
+        let models = names.iter().map(|name| self.find_asked(name)).collect::<Result<_>>()?;
+        Ok(Survey { models, ..Survey::default() })
+    }
+
     /// Says once that something below `manifests/` is no manifest.
     fn ignore(&self, path: PathBuf, why: &Error) {
         let path_text = path.display().to_string();
@@ -529,6 +538,17 @@ fn children(dir: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(names)
+}
+
+/// Removes a directory; names and lengths of its files.
+fn remove_with_files(dir: &Path) -> Result<Vec<(String, u64)>> {
+    let mut removed = Vec::new();
+    for name in children(dir)? {
+        let len = fs::symlink_metadata(dir.join(&name)).map_or(0, |found| found.len());
+        removed.push((name, len));
+    }
+    fs::remove_dir_all(dir).at(dir)?;
+    Ok(removed)
 }
 
 /// No file system counts time in longer steps, in seconds.

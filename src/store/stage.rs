@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use tempfile::{NamedTempFile, TempPath};
 
-use super::{Lock, Store, beneath, children};
+use super::{Lock, Store, beneath, remove_with_files};
 use crate::chunks::for_each_to_the_end;
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Error, Result};
@@ -87,19 +87,7 @@ impl Store {
     /// Removes what a command left behind when it was killed, for who has the lock; names and lengths of the files.
     pub(super) fn clean_staged(&self) -> Result<Vec<(String, u64)>> {
         let dir = self.own_path(TMP)?;
-        if !dir.exists() {
-            return Ok(Vec::new());
-        }
-        let len = |name: &str| fs::symlink_metadata(dir.join(name)).map_or(0, |found| found.len());
-        let left = children(&dir)?
-            .into_iter()
-            .map(|name| {
-                let len = len(&name);
-                (name, len)
-            })
-            .collect();
-        fs::remove_dir_all(&dir).at(&dir)?;
-        Ok(left)
+        if dir.exists() { remove_with_files(&dir) } else { Ok(Vec::new()) }
     }
 }
 

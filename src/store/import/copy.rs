@@ -49,13 +49,7 @@ pub fn is_store(path: &Path) -> bool {
 /// Faults of the stores themselves. A model that cannot be copied is in the report and leaves the others alone.
 pub fn copy(root: &Path, from: &Path, options: &CopyOptions, progress: &dyn Progress) -> Result<CopyReport> {
     let from = Store::open(from)?;
-    let Survey { models: chosen, hidden, .. } = match options.models.is_empty() {
-        true => from.survey()?,
-        false => {
-            let models = options.models.iter().map(|name| from.find_asked(name)).collect::<Result<_>>()?;
-            Survey { models, ..Survey::default() }
-        }
-    };
+    let Survey { models: chosen, hidden, .. } = from.survey_of(&options.models)?;
     if options.name.is_some() && chosen.len() != 1 {
         let what = format!("a new name is for one model, and these are {}: choose with --model", chosen.len());
         return Err(Error::Invalid(what));
