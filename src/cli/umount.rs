@@ -8,7 +8,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::error::{AtPath, Error, Result, quoted};
-use crate::front::{mounts, sys, unmount};
+use crate::front::mountpoint::Mountpoint;
+use crate::front::{mounts, sys};
 
 /// How long the serving process is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -30,9 +31,10 @@ pub struct UmountArgs {
 /// Unmounts a wmount, and nothing else.
 pub fn run(args: &UmountArgs) -> Result<()> {
     let path = mounts::canonical(&args.mountpoint).at(&args.mountpoint)?;
+    let mountpoint = Mountpoint::hold(path.clone()).at(&path)?;
     let shown = path.display();
     if cfg!(target_os = "linux") {
-        let mount = mounts::at(&path).at("/proc/self/mountinfo")?;
+        let mount = mountpoint.mounted().at(&path)?;
         let mount = mount.ok_or_else(|| Error::Invalid(format!("{shown} is not mounted; see `wmount status`")))?;
         if !mount.is_wmount() {
             return Err(Error::Invalid(format!("{shown} is a mount of type {}, not a wmount", mount.kind)));
@@ -46,7 +48,7 @@ pub fn run(args: &UmountArgs) -> Result<()> {
     let server = if args.lazy { None } else { server_of(&path) };
     let began = Instant::now();
     let outcome = loop {
-        match unmount::unmount(&path, args.lazy) {
+        match mountpoint.unmount(args.lazy) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => match users_of(&path) {
                 users if users.is_empty() && began.elapsed() < MOMENT => std::thread::sleep(MOMENT / 50),
                 users => return Err(Error::Invalid(busy(&path, &users))),

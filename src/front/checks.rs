@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::mountpoint::Mountpoint;
 use super::{mounts, sys, unmount};
 use crate::error::{AtPath, Error, Result, quoted};
 
@@ -12,14 +13,14 @@ pub const DEVICE: &str = "/dev/fuse";
 /// What ordinary users may do with it.
 pub const FUSE_CONF: &str = "/etc/fuse.conf";
 
-/// Checks this machine and the mountpoint for this store, clears a dead wmount away from it, and returns its canonical path.
-pub fn ready_to_mount(mountpoint: &Path, store: &Path, allow_other: bool) -> Result<PathBuf> {
+/// Checks this machine and the mountpoint for this store, and clears a dead wmount away from it.
+pub fn ready_to_mount(mountpoint: &Path, store: &Path, allow_other: bool) -> Result<Mountpoint> {
     machine(allow_other)?;
-    let path = existing(mountpoint)?;
-    clear(&path)?;
-    outside_of(&path, store)?;
-    empty_directory(&path)?;
-    Ok(path)
+    let found = Mountpoint::hold(existing(mountpoint)?).at(mountpoint)?;
+    clear(&found)?;
+    outside_of(found.path(), store)?;
+    empty_directory(&found)?;
+    Ok(found)
 }
 
 /// Checks that this user can mount on this machine.
@@ -65,9 +66,10 @@ fn existing(mountpoint: &Path) -> Result<PathBuf> {
 }
 
 /// Refuses a mountpoint that is in use; detaches a wmount whose process is gone.
-fn clear(path: &Path) -> Result<()> {
+fn clear(mountpoint: &Mountpoint) -> Result<()> {
+    let path = mountpoint.path();
     let shown = path.display();
-    while let Some(mount) = mounts::at(path).at("/proc/self/mountinfo")? {
+    while let Some(mount) = mountpoint.mounted().at(path)? {
         let source = mount.source.display();
         if !mount.is_wmount() {
             return refuse(format!("{shown} already is a mountpoint ({} of {source}); take another", mount.kind));
@@ -77,19 +79,20 @@ fn clear(path: &Path) -> Result<()> {
             return refuse(format!("{shown} already shows {source}; end that mount first: wmount umount {quoted}"));
         }
         tracing::warn!("detaching a wmount of {source} from {shown}: its process is gone");
-        unmount::unmount(path, true).at(path)?;
+        mountpoint.unmount(true).at(path)?;
     }
     Ok(())
 }
 
-fn empty_directory(path: &Path) -> Result<()> {
-    let shown = path.display();
-    if !fs::metadata(path).at(path)?.is_dir() {
-        return refuse(format!("{shown} is not a directory; a mountpoint is an empty directory"));
-    }
-    match fs::read_dir(path).at(path)?.next() {
-        None => Ok(()),
-        Some(_) => refuse(format!("{shown} is not empty; mount on an empty directory, which the mount would hide")),
+fn empty_directory(mountpoint: &Mountpoint) -> Result<()> {
+    let shown = mountpoint.path().display();
+    match mountpoint.is_empty() {
+        Ok(true) => Ok(()),
+        Ok(false) => refuse(format!("{shown} is not empty; mount on an empty directory, which the mount would hide")),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            refuse(format!("{shown} is not a directory; a mountpoint is an empty directory"))
+        }
+        Err(error) => Err(error).at(mountpoint.path()),
     }
 }
 
@@ -126,8 +129,9 @@ mod tests {
     #[test]
     fn mountpoints_that_cannot_be_used() {
         let place = tempfile::tempdir().unwrap();
+        let hold = |path: &Path| Mountpoint::hold(existing(path)?).at(path);
         let said =
-            |path: &Path| existing(path).and_then(|path| empty_directory(&path)).err().map(|error| error.to_string());
+            |path: &Path| hold(path).and_then(|found| empty_directory(&found)).err().map(|error| error.to_string());
         assert_eq!(said(place.path()), None);
         assert!(said(&place.path().join("none")).unwrap().contains("mkdir -p"));
         fs::write(place.path().join("file"), "").unwrap();
@@ -155,6 +159,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_foreign_mount_is_left_alone() {
-        assert!(clear(Path::new("/proc")).unwrap_err().to_string().contains("already is a mountpoint"));
+        let proc = Mountpoint::hold("/proc".into()).unwrap();
+        assert!(clear(&proc).unwrap_err().to_string().contains("already is a mountpoint"));
     }
 }

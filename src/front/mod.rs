@@ -6,6 +6,8 @@ pub mod errno;
 pub mod sys;
 pub mod mounts;
 pub mod unmount;
+#[cfg_attr(not(target_os = "linux"), path = "mountpoint_by_path.rs")]
+pub mod mountpoint;
 pub mod checks;
 pub mod machine;
 pub mod privileges;

@@ -15,7 +15,8 @@ use signal_hook::iterator::Signals;
 use super::deputy::Deputy;
 use super::fuse::Fuse;
 use super::lookout::Lookout;
-use super::mounts::{self, Mounted};
+use super::mountpoint::Mountpoint;
+use super::mounts::Mounted;
 use super::push::Push;
 use super::readpath::Mode;
 use super::served::Served;
@@ -23,7 +24,7 @@ use super::splice::Splicing;
 use super::tolerate::Tolerance;
 use super::watch::Watch;
 use super::writes::Writes;
-use super::{checks, fence, filter, privileges, readpath, sys, unmount};
+use super::{checks, fence, filter, privileges, readpath, sys};
 use crate::cores::cores;
 use crate::error::{AtPath, Error, Result};
 use crate::ingest::Ingest;
@@ -66,8 +67,10 @@ impl Session {
     /// Mounts `vfs` and serves it from threads of its own. This thread, too, gives up the rights that serving does not
     /// need, such as starting programs and writing outside of the store: who has more to do calls it on another.
     pub fn mount(vfs: Arc<Vfs>, options: &MountOptions) -> Result<Session> {
-        let mountpoint = checks::ready_to_mount(&options.mountpoint, &options.store, options.allow_other)?;
+        let place = checks::ready_to_mount(&options.mountpoint, &options.store, options.allow_other)?;
+        let mountpoint = place.path().to_owned();
         let store = options.store.canonicalize().at(&options.store)?;
+        let options = &MountOptions { store: store.clone(), ..options.clone() };
         // Caught from before the mount on, so that no signal leaves a mount without its server.
         let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).at(&mountpoint)?;
         if options.allow_other {
@@ -76,28 +79,27 @@ impl Session {
         let tolerance = Arc::new(Tolerance::new(options.tolerate_rw, options.allow_other));
         let fuse = Fuse::new(Arc::clone(&vfs), options.read, tolerance, at_work(options));
         let push = Arc::clone(&fuse.push);
-        let config = config(options, &store, &fuse.splicing);
         let deputy = Deputy::start().at(&mountpoint)?;
         let (serving, notifier) = if options.ingest {
             // What this process may write afterwards is what it must be able to write now.
             privileges::give_up().at(&mountpoint)?;
             let ingest = Arc::new(Ingest::new(Arc::clone(&vfs))?);
-            serve(Writes::new(fuse.clone(), ingest), &fuse, options, &mountpoint, &config)?
+            serve(Writes::new(fuse.clone(), ingest), &fuse, options, &place, &deputy)?
         } else {
-            serve(fuse.clone(), &fuse, options, &mountpoint, &config)?
+            serve(fuse.clone(), &fuse, options, &place, &deputy)?
         };
-        let place = Place::of(mountpoint, deputy)?;
+        let place = Place::of(place, deputy)?;
         // A look at the mountpoint itself would keep it in use for a moment.
         let setting = place.mount.as_ref().map(Mounted::read_ahead_file).unwrap_or_default();
         // Pages that are mapped writable are the tolerance's, and reads past the page cache leave it as it is.
         let (shown, file) = (Arc::clone(&vfs), setting.clone());
-        let read_ahead = place.deputy.run(move || readpath::read_ahead(&shown, &file)).at(&place.mountpoint)?;
+        let read_ahead = place.deputy.run(move || readpath::read_ahead(&shown, &file)).at(&mountpoint)?;
         if !read_ahead && !options.tolerate_rw && options.read != Mode::Direct {
-            push.begin(Arc::clone(&vfs), notifier.clone()).at(&place.mountpoint)?;
+            push.begin(Arc::clone(&vfs), notifier.clone()).at(&mountpoint)?;
         }
         let lookout =
             Lookout::start(Arc::clone(&vfs), Arc::clone(&fuse.passthrough), Arc::clone(&fuse.lanes), setting)?;
-        tracing::info!("{} shows {}", place.mountpoint.display(), store.display());
+        tracing::info!("{} shows {}", mountpoint.display(), store.display());
         Ok(Session {
             place,
             vfs,
@@ -121,7 +123,7 @@ impl Session {
         drop(watch);
         // It may be about to write down what it saw, or never end.
         let _ = looked.recv_timeout(Duration::from_secs(1));
-        tracing::info!("{} is unmounted", self.place.mountpoint.display());
+        tracing::info!("{} is unmounted", self.place.mountpoint.path().display());
         ended
     }
 
@@ -174,7 +176,7 @@ impl Session {
         match ended {
             // What the kernel says to a thread that takes a request in the moment in which the mount ends.
             Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
-            ended => ended.at(&self.place.mountpoint),
+            ended => ended.at(self.place.mountpoint.path()),
         }
     }
 }
@@ -190,21 +192,22 @@ impl Drop for Session {
 /// A mountpoint and the mount on it, which another mount may replace.
 #[derive(Clone)]
 struct Place {
-    mountpoint: PathBuf,
+    mountpoint: Mountpoint,
     mount: Option<Mounted>,
     deputy: Deputy,
 }
 
 impl Place {
-    fn of(mountpoint: PathBuf, deputy: Deputy) -> Result<Place> {
-        let mount = mounts::at(&mountpoint).at(&mountpoint)?;
+    fn of(mountpoint: Mountpoint, deputy: Deputy) -> Result<Place> {
+        let mount = mountpoint.mounted().at(mountpoint.path())?;
         Ok(Place { mountpoint, mount, deputy })
     }
 
     /// Unmounts what was mounted here, and nothing else that is here by now; lazily if it is in use.
     fn leave(&self) {
-        let shown = self.mountpoint.display();
-        if mounts::at(&self.mountpoint).ok().flatten() != self.mount {
+        let shown = self.mountpoint.path().display();
+        let number = |mount: &Mounted| (mount.id, mount.device.clone());
+        if self.mountpoint.mounted().ok().flatten().as_ref().map(number) != self.mount.as_ref().map(number) {
             return;
         }
         match self.unmount(false) {
@@ -221,7 +224,7 @@ impl Place {
 
     fn unmount(&self, lazy: bool) -> io::Result<()> {
         let mountpoint = self.mountpoint.clone();
-        self.deputy.run(move || unmount::unmount(&mountpoint, lazy))?
+        self.deputy.run(move || mountpoint.unmount(lazy))?
     }
 }
 
@@ -233,7 +236,7 @@ fn obey(mut signals: Signals, place: &Place) {
         // Beside this loop, because unmounting can take its time and a second signal must be heard.
         let leaving = place.clone();
         thread::spawn(move || leaving.leave());
-        tracing::info!(signal, "unmounting {}", place.mountpoint.display());
+        tracing::info!(signal, "unmounting {}", place.mountpoint.path().display());
     }
 }
 
@@ -245,44 +248,70 @@ fn serve<F: Filesystem + Send + Sync + 'static>(
     filesystem: F,
     served: &Served,
     options: &MountOptions,
-    mountpoint: &Path,
-    config: &Config,
+    mountpoint: &Mountpoint,
+    deputy: &Deputy,
 ) -> Result<(Serving, Notifier)> {
-    let session = fuser::Session::new(filesystem, mountpoint, config).map_err(|error| refused(mountpoint, &error))?;
-    privileges::give_up().at(mountpoint)?;
+    let session = session(filesystem, mountpoint, options, &served.splicing)
+        .map_err(|error| refused(mountpoint.path(), &error))?;
+    let mounted = mountpoint.clone();
+    // What this thread may do no longer, the deputy may.
+    let leave = |_: &_| _ = deputy.run(move || mounted.unmount(true));
+    begin(session, served, options).at(mountpoint.path()).inspect_err(leave)
+}
+
+fn begin<F: Filesystem + Send + Sync + 'static>(
+    session: fuser::Session<F>,
+    served: &Served,
+    options: &MountOptions,
+) -> io::Result<(Serving, Notifier)> {
+    privileges::give_up()?;
     let vfs = &served.vfs;
     vfs.describe(fence::FACT, fence::begin(vfs.store().root(), options.ingest).into());
     vfs.describe(filter::FACT, filter::begin().into());
-    served.splicing.begin(session.as_fd().try_clone_to_owned().at(mountpoint)?);
+    served.splicing.begin(session.as_fd().try_clone_to_owned()?);
     let notifier = session.notifier();
-    served.tolerance.begin(notifier.clone()).at(mountpoint)?;
-    let nobody = thread::Builder::new().spawn(|| Ok(())).at(mountpoint)?;
-    let mut background: BackgroundSession = session.spawn().at(mountpoint)?;
+    served.tolerance.begin(notifier.clone())?;
+    let nobody = thread::Builder::new().spawn(|| Ok(()))?;
+    let mut background: BackgroundSession = session.spawn()?;
     let serving = std::mem::replace(&mut background.guard, nobody);
     std::mem::forget(background);
     Ok((serving, notifier))
 }
 
-fn config(options: &MountOptions, store: &Path, splicing: &Splicing) -> Config {
+/// Mounts: as root by what is held of the mountpoint, and where that is not allowed as fuser does, by its path.
+fn session<F: Filesystem>(
+    filesystem: F,
+    mountpoint: &Mountpoint,
+    options: &MountOptions,
+    splicing: &Splicing,
+) -> io::Result<fuser::Session<F>> {
+    let store = options.store.to_string_lossy();
+    let writable = options.tolerate_rw || options.ingest;
+    let mut kernel = vec!["subtype=wmount".to_owned(), "default_permissions".to_owned()];
+    kernel.extend(splicing.longest_request().map(|bytes| format!("max_read={bytes}")));
     let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(source(store)),
-        // fuser hands a subtype to the helper alone; as root the kernel is to have it too.
-        MountOption::CUSTOM("subtype=wmount".into()),
-        if options.tolerate_rw || options.ingest { MountOption::RW } else { MountOption::RO },
-        MountOption::NoDev,
-        MountOption::NoSuid,
-        MountOption::NoExec,
-        MountOption::DefaultPermissions,
-    ];
-    let longest = splicing.longest_request().map(|bytes| MountOption::CUSTOM(format!("max_read={bytes}")));
-    config.mount_options.extend(longest);
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     if cfg!(target_os = "linux") {
         // One stays free when all others are at work.
         config.n_threads = Some(at_work(options) + 1);
     }
-    config
+    let others = options.allow_other.then(|| "allow_other".to_owned());
+    let as_root: Vec<String> = kernel.iter().cloned().chain(others).collect();
+    if let Some(device) = mountpoint.mount(&store, writable, &as_root)? {
+        let session = fuser::Session::from_fd(filesystem, device, config.acl, config);
+        return session.inspect_err(|_| _ = mountpoint.unmount(true));
+    }
+    // The helper takes options apart at commas.
+    let source = store.replace('\\', "\\\\").replace(',', "\\,");
+    config.mount_options = vec![
+        MountOption::FSName(source),
+        if writable { MountOption::RW } else { MountOption::RO },
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::NoExec,
+    ];
+    config.mount_options.extend(kernel.into_iter().map(MountOption::CUSTOM));
+    fuser::Session::new(filesystem, mountpoint.path(), &config)
 }
 
 /// How many of the kernel's threads may be at work at a time.
@@ -293,12 +322,6 @@ fn at_work(options: &MountOptions) -> usize {
     }
     // More than cores, if those are few: a thread that waits for the disk serves nobody else.
     options.threads.unwrap_or_else(|| cores().max(4)).max(1)
-}
-
-/// The store as a mount option; the helper takes options apart at commas.
-fn source(store: &Path) -> String {
-    let store = store.to_string_lossy();
-    if sys::is_root() { store.into_owned() } else { store.replace('\\', "\\\\").replace(',', "\\,") }
 }
 
 fn refused(mountpoint: &Path, error: &io::Error) -> Error {
