@@ -457,7 +457,10 @@ def test_one_name_is_made_by_two_at_once(ingest, server, source, models, tmp_pat
         _, words = process.communicate(timeout=120)
         assert process.returncode == 0, words[-500:]
     assert server.ask("POST", "/api/show", {"model": "made"})["template"] in ("hello", "other")
-    check(ingest, {"tiny-llama:latest", "made:latest"}, models)
+    # Two may write to one manifest before either becomes a model: the blob that only one of them named is left then.
+    left = unfinished(ingest.store)
+    assert len(left) <= 1 and all(digest(ingest.store.path / ".wmount/ingest" / name) == name[7:] for name in left)
+    check(ingest, {"tiny-llama:latest", "made:latest"}, models, leftovers=len(left))
 
 
 def test_blobs_are_touched_while_models_are_made_of_them(ingest):
