@@ -12,6 +12,7 @@
 mod access;
 mod beneath;
 mod blobs;
+mod case;
 mod check;
 mod forms;
 mod gc;
@@ -485,14 +486,19 @@ impl Store {
             .at(&path)
             .and_then(|manifests| found_in(&manifests, &path, [&name.host, &name.namespace, &name.name, &name.tag]));
         match found {
-            Ok(model) => Ok(Found { forms: self.form_files_of(&model.name), ..model }),
+            Ok(model) if self.respelled(name).is_none() => {
+                Ok(Found { forms: self.form_files_of(&model.name), ..model })
+            }
             Err(error) if may_hide_a_model(&error) => Err(error),
-            Err(_) => Err(Error::NotFound(format!("model {name} in the store {}", self.root.display()))),
+            _ => Err(Error::NotFound(format!("model {name} in the store {}", self.root.display()))),
         }
     }
 
-    /// The same where there need not be one.
+    /// The same where there need not be one, but could be.
     fn find_any(&self, name: &ModelName) -> Result<Option<Found>> {
+        if let Some(respelled) = self.respelled(name) {
+            return Err(respelled.refusal(name));
+        }
         match self.find_one(name) {
             Err(Error::NotFound(_)) => Ok(None),
             found => found.map(Some),
