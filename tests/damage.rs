@@ -273,7 +273,37 @@ fn a_command_that_meets_damage_says_so_once() {
     }
     assert!(!to.exists());
     let shown = store.json(&["show", "llama:code"]);
-    assert_eq!(shown["damaged"], serde_json::json!([format!("blob {digest} is missing")]));
+    assert_eq!(shown["damaged"], serde_json::json!([format!("blob {digest}: it is missing")]));
+}
+
+#[test]
+fn what_no_command_reads_is_damage_in_the_list_too() {
+    let store = Store::of_two();
+    let digest = blob_of(&store, "llama:code", "model.layers.1.mlp.down_proj.weight");
+    let (path, outside) = (blob_path(&store, &digest), store.dir.path().join("blob"));
+    fs::rename(&path, &outside).unwrap();
+    let link = || symlink(&outside, &path).unwrap();
+    let within = || {
+        fs::rename(&outside, path.with_file_name("blob")).unwrap();
+        symlink("blob", &path).unwrap();
+    };
+    let make = |what: &str| assert!(Command::new(what).arg(&path).status().unwrap().success());
+    let (make_fifo, make_dir) = (|| make("mkfifo"), || make("mkdir"));
+    for (put, what) in [
+        (&make_fifo as &dyn Fn(), Some("is no regular file")),
+        (&make_dir, Some("is no regular file")),
+        (&link, Some("is a link that leads out of the store")),
+        (&within, None),
+    ] {
+        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
+        put();
+        let fault = what.map(|what| format!("blob {digest}: {what}"));
+        assert_eq!(store.json(&["ls"])[1]["damaged"], serde_json::json!(fault));
+        assert_eq!(store.json(&["show", "llama:code"])["damaged"], serde_json::json!(Vec::from_iter(fault.clone())));
+        let read = store.command(&["cat", "amb/llama/code.amb"]).output().unwrap();
+        let said = common::words(&read);
+        assert!(read.status.success() == fault.is_none() && said.contains(&fault.unwrap_or_default()), "{said}");
+    }
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! `wmount ls`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Value, json};
 
 use super::StoreArgs;
 use super::output::{print, print_json, size, table};
 use crate::digest::Digest;
-use crate::error::Result;
+use crate::error::{AtPath, Result};
 use crate::model::Model;
 use crate::store::{Found, Store};
 
@@ -111,14 +113,19 @@ fn blobs(model: &Model) -> HashMap<Digest, u64> {
 pub(super) fn damage(store: &Store, model: &Model) -> Option<String> {
     // What nobody could read is no part of the sum, but the reason may be that it is short or missing.
     let unread = model.defects.iter().filter_map(|defect| defect.unread);
-    let damage =
-        blobs(model).into_iter().chain(unread).find_map(|(digest, len)| match store.blob_path(&digest).metadata() {
-            Ok(metadata) if !metadata.is_file() => Some(format!("blob {digest} is no file")),
-            Ok(metadata) if metadata.len() != len => {
-                Some(format!("blob {digest} has {} bytes, its manifest says {len}", metadata.len()))
-            }
-            Ok(_) => None,
-            Err(_) => Some(format!("blob {digest} is missing")),
-        });
+    let damage = blobs(model).into_iter().chain(unread).find_map(|(digest, len)| fault(store, &digest, len));
     damage.or_else(|| model.defects.first().map(ToString::to_string))
+}
+
+/// What is wrong with a blob, which is opened as a mount does unless it is plainly what it should be.
+fn fault(store: &Store, digest: &Digest, len: u64) -> Option<String> {
+    let is_plain = |found: fs::Metadata| found.is_file() && found.mode() & 0o004 != 0 && found.len() == len;
+    if fs::symlink_metadata(store.blob_path(digest)).is_ok_and(is_plain) {
+        return None;
+    }
+    match store.blob_file(digest).and_then(|blob| blob.metadata().at(store.blob_path(digest))) {
+        Ok(found) if found.len() == len => None,
+        Ok(found) => Some(format!("blob {digest} has {} bytes, its manifest says {len}", found.len())),
+        Err(error) => Some(error.to_string()),
+    }
 }

@@ -26,8 +26,18 @@ fn write(text: &str) -> Result<()> {
 
 /// Prints a value as JSON.
 pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    write(&(json(value) + "\n"))
+}
+
+/// A value as JSON, which leaves some control characters as they are: they are escaped, too.
+fn json(value: &impl serde::Serialize) -> String {
     let text = serde_json::to_string_pretty(value).expect("what is printed is plain data");
-    write(&(text + "\n"))
+    let acts = |char: char| char.is_control() && char != '\n';
+    if !text.contains(acts) {
+        return text;
+    }
+    let escaped = |char: char| if acts(char) { format!("\\u{:04x}", u32::from(char)) } else { String::from(char) };
+    text.chars().map(escaped).collect()
 }
 
 /// Prints an error as one line on stderr.
@@ -116,6 +126,14 @@ mod tests {
     fn a_name_cannot_make_a_row() {
         let rows = [vec!["a\nb\x1b[2J".to_owned(), "1".to_owned()], vec!["c".to_owned(), "23".to_owned()]];
         assert_eq!(table(&rows, &[1]), "a\\nb\\u{1b}[2J   1\nc              23\n");
+    }
+
+    #[test]
+    fn json_says_the_same_without_what_a_terminal_obeys() {
+        let value = serde_json::json!({"a\u{9b}2J\u{7f}\n": ["\u{e9}\u{1b}[2J\u{85}"]});
+        let text = json(&value);
+        assert!(!text.contains(|char: char| char.is_control() && char != '\n') && text.contains('\u{e9}'), "{text:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 
     #[test]
