@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 
 import foreign
 from harness import HOST, Mount, Store, digest
@@ -67,10 +67,10 @@ def parts(tmp_path):
     return sorted((tmp_path / "split").iterdir()), whole
 
 
-def check_tight(path):
+def check_tight(path, alignment=32):
     """llama.cpp wants the data of each tensor where that of the one before it ends."""
     reader = GGUFReader(path)
-    ends = [tensor.data_offset + -(-tensor.n_bytes // 32) * 32 for tensor in reader.tensors]
+    ends = [tensor.data_offset + -(-tensor.n_bytes // alignment) * alignment for tensor in reader.tensors]
     starts = [tensor.data_offset for tensor in reader.tensors]
     assert starts == [reader.data_offset, *ends[:-1]] and ends[-1] == path.stat().st_size
 
@@ -104,6 +104,39 @@ def test_parts_of_a_split_file_are_merged(store, parts, tmp_path, given):
     # Refetched from the parts.
     (store.path / f"blobs/sha256-{merged_digest}").unlink()
     store.run("verify", "--repair", "--from", paths[0].parent)
+    assert not store.json("verify")["damaged"]
+
+
+@pytest.mark.parametrize("first,others", [(64, 32), (32, 64), (64, None), (None, 64)])
+def test_parts_of_other_alignments_are_merged_to_that_of_the_first(store, tmp_path, first, others):
+    odd = {f"odd.{number}": np.arange(33 * number + 1, dtype=np.float32) for number in range(7)}
+    tensors = WEIGHTS | odd
+    shares = [{}, WEIGHTS, odd]
+    paths = [tmp_path / f"mixed-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for number, (path, share) in enumerate(zip(paths, shares, strict=True)):
+        alignment = others if number else first
+        writer = GGUFWriter(str(path), "llama")
+        if alignment:
+            writer.add_custom_alignment(alignment)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 3)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for name, array in share.items():
+            writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        check = read(path)[1]
+        assert check.keys() == share.keys()
+    store.add(paths[0], name="mixed")
+    with Mount(store, tmp_path / "mnt") as mount:
+        merged = mount / "gguf/mixed/latest.gguf"
+        expected = {name: tensor for path in paths for name, tensor in read(path)[1].items()}
+        assert read(merged)[1] == expected and len(expected) == len(tensors)
+        check_tight(merged, first or 32)
+        for path in paths:
+            assert (mount / "original/mixed/latest/mixed" / path.name).read_bytes() == path.read_bytes()
     assert not store.json("verify")["damaged"]
 
 

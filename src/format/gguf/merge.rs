@@ -2,8 +2,13 @@
 //!
 //! The first part has the keys, each part its tensors. In the merged file `split.count` is the last key and 0; the tensors
 //! follow in the order of the parts, and the data of each part begins where that of the one before it ends, aligned.
+//!
+//! Readers take each part by its own alignment, and a merged file by that of the first, in which every tensor begins where
+//! the one before it ends, aligned: llama.cpp takes no other place. So the data of a part of another alignment is put
+//! there tensor by tensor.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use super::{Bytes, Description, Header, MAGIC, SPLIT_COUNT, START, U16, Walked, walk};
 use crate::error::Fault;
@@ -108,16 +113,12 @@ impl Merging {
             );
             return Err(Fault::new(walked.tensors.end, what));
         }
-        self.describe(part, &walked, &tensors)?;
+        let places = match walked.alignment == self.alignment {
+            true => self.put_whole(index, &walked, &tensors, part.len()),
+            false => self.put_each(index, &walked, &tensors),
+        }?;
+        self.describe(part, &walked, &tensors, &places)?;
         self.elements = self.elements.saturating_add(walked.header.elements);
-        if walked.data_len > 0 {
-            let too_long = || Fault::new(walked.data, "the merged file is larger than a file can be");
-            let whole = walked.data_len.checked_next_multiple_of(self.alignment).ok_or_else(too_long)?;
-            let len = whole.min(part.len() - walked.data);
-            self.data.push(Run::Part { part: index, offset: walked.data, len });
-            self.data.push(Run::Zeros(whole - len));
-            self.data_len = self.data_len.checked_add(whole).ok_or_else(too_long)?;
-        }
         Ok(walked)
     }
 
@@ -137,26 +138,63 @@ impl Merging {
             && fits(self.alignment)
     }
 
+    /// Takes over the data of a part as it is, and returns the places that its tensors have then.
+    fn put_whole(&mut self, index: usize, part: &Walked, tensors: &[Description], len: u64) -> Result<Vec<u64>, Fault> {
+        let places = tensors.iter().map(|tensor| tensor.offset.checked_add(self.data_len));
+        let places = places.collect::<Option<Vec<u64>>>().ok_or_else(|| too_long(part.data))?;
+        self.put(index, part.data..part.data + part.data_len, len)?;
+        Ok(places)
+    }
+
+    /// The same of a part of another alignment.
+    fn put_each(&mut self, index: usize, part: &Walked, tensors: &[Description]) -> Result<Vec<u64>, Fault> {
+        let mut places = vec![0; tensors.len()];
+        let mut order: Vec<usize> = (0..tensors.len()).collect();
+        order.sort_by_key(|&number| (tensors[number].offset, tensors[number].end));
+        let mut end = 0;
+        for number in order {
+            let &Description { at, offset, end: own_end, .. } = &tensors[number];
+            if offset < end {
+                let what = format!(
+                    "the data of the tensor here is that of another, too: it cannot be aligned to {}",
+                    self.alignment
+                );
+                return Err(Fault::new(at, what));
+            }
+            (places[number], end) = (self.data_len, own_end);
+            self.put(index, part.data + offset..part.data + own_end, 0)?;
+        }
+        Ok(places)
+    }
+
+    /// Appends a range of a part, filled up to the alignment with what follows it there before `limit`, and then with
+    /// zeros.
+    fn put(&mut self, part: usize, Range { start, end }: Range<u64>, limit: u64) -> Result<(), Fault> {
+        let whole = (end - start).checked_next_multiple_of(self.alignment).ok_or_else(|| too_long(start))?;
+        let len = whole.min(limit.max(end) - start);
+        self.data.push(Run::Part { part, offset: start, len });
+        self.data.push(Run::Zeros(whole - len));
+        self.data_len = self.data_len.checked_add(whole).ok_or_else(|| too_long(start))?;
+        Ok(())
+    }
+
     /// Takes over the descriptions of a part's tensors, with the places that their data will have.
     fn describe(
         &mut self,
         part: &(impl Bytes + ?Sized),
         walked: &Walked,
         tensors: &[Description],
+        places: &[u64],
     ) -> Result<(), Fault> {
         let begin = walked.tensors.start;
         let mut bytes = part.get(begin, (walked.tensors.end - begin) as usize)?.into_owned();
-        for &Description { at, name, offset_at, offset, .. } in tensors {
+        for (&Description { at, name, offset_at, .. }, moved) in tensors.iter().zip(places) {
             let from = (at - begin) as usize + 8;
             let name = &bytes[from..from + name as usize];
             if !self.names.insert(name.to_vec()) {
                 let what = format!("the tensor \"{}\" is there already", name.escape_ascii());
                 return Err(Fault::new(at, what));
             }
-            let moved = offset.checked_add(self.data_len).filter(|moved| moved.is_multiple_of(self.alignment));
-            let moved = moved.ok_or_else(|| {
-                Fault::new(at, format!("a tensor begins at {offset}, no multiple of {} here", self.alignment))
-            })?;
             let field = (offset_at - begin) as usize;
             bytes[field..field + 8].copy_from_slice(&moved.to_le_bytes());
         }
@@ -183,10 +221,14 @@ impl Merging {
         runs.extend(self.data);
         runs.retain(|run| !run.is_empty());
         let len = before.next_multiple_of(self.alignment).checked_add(self.data_len);
-        let len = len.ok_or_else(|| Fault::new(0, "the merged file is larger than a file can be"))?;
+        let len = len.ok_or_else(|| too_long(0))?;
         let header = Header { parts: 0, tensors, elements: self.elements, ..first.header };
         Ok(Merged { header, len, runs })
     }
+}
+
+fn too_long(at: u64) -> Fault {
+    Fault::new(at, "the merged file is larger than a file can be")
 }
 
 impl Run {
@@ -264,10 +306,61 @@ mod tests {
         assert_eq!(whole(&parts, &merged(&parts).unwrap()), expected);
     }
 
+    /// The alignment in a file's keys.
+    fn aligned(alignment: u32) -> Vec<u8> {
+        key("general.alignment", 4, &alignment.to_le_bytes())
+    }
+
+    #[test]
+    fn the_tensors_of_a_part_of_another_alignment_go_where_the_first_one_has_them() {
+        /// The same as [`part`], aligned otherwise, with waste between, and with the last tensor described first.
+        fn turned(number: u16, alignment: u32, tensors: &[(&str, u64)]) -> Vec<u8> {
+            let keys =
+                [aligned(alignment), key("split.no", U16, &number.to_le_bytes()), key("split.count", U16, &[3, 0])];
+            let (mut described, mut data, alignment) = (Vec::new(), Vec::new(), alignment as usize);
+            for (name, rows) in tensors {
+                data.resize(data.len().next_multiple_of(alignment), 0xEE);
+                described.insert(0, tensor(name, &[32, *rows], 8, data.len() as u64));
+                data.resize(data.len() + 34 * *rows as usize, name.as_bytes()[0]);
+            }
+            let mut whole = file(3, &keys, &described, 0);
+            whole.resize(whole.len().next_multiple_of(alignment), 0);
+            [whole, data].concat()
+        }
+        let rows = [("a", 1), ("b", 4), ("c", 1), ("d", 3)];
+        for (first, other) in [(64, 32), (32, 64), (128, 64), (32, 128)] {
+            let parts = [part(0, 3, &[aligned(first)], &[]), turned(1, other, &rows), turned(2, first, &[("e", 2)])];
+            let found = merged(&parts).unwrap();
+            let whole = whole(&parts, &found);
+            assert_eq!((parse(&whole[..]), whole.len() as u64), (Ok(found.header), found.len));
+            let mut tensors = Vec::new();
+            let walked = walk(&whole[..], |tensor| {
+                tensors.push(tensor);
+                Ok(())
+            })
+            .unwrap();
+            tensors.sort_by_key(|tensor| tensor.offset);
+            let mut next = 0;
+            for (tensor, (name, rows)) in tensors.iter().zip(rows.iter().chain(&[("e", 2)])) {
+                assert_eq!((tensor.offset, whole[tensor.at as usize + 8]), (next, name.as_bytes()[0]));
+                let data = &whole[(walked.data + tensor.offset) as usize..(walked.data + tensor.end) as usize];
+                assert!(data.len() as u64 == 34 * rows && data.iter().all(|byte| *byte == name.as_bytes()[0]));
+                next = tensor.end.next_multiple_of(first.into());
+            }
+            assert_eq!((tensors.len(), walked.data + next), (5, found.len));
+            let mut ends = [0; 3];
+            for run in &found.runs {
+                if let Run::Part { part, offset, len } = run {
+                    assert!(*offset >= ends[*part]);
+                    ends[*part] = offset + len;
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_part_that_is_aligned_otherwise_than_it_says_is_refused() {
-        let wide = key("general.alignment", 4, &64_u32.to_le_bytes());
-        let first = part(0, 2, &[wide], &[]);
+        let first = part(0, 2, &[aligned(64)], &[]);
         let mut refused = 0;
         // The description ends at another place for each name.
         for name in ["b", "b2345678901234567890123456789012"] {
@@ -296,8 +389,10 @@ mod tests {
         let mut strange = part(1, 2, &[], &[("b", 1)]);
         let at = strange.windows(4).rposition(|four| four == 8_u32.to_le_bytes()).unwrap();
         strange[at] = 99;
-        let wide = key("general.alignment", 4, &(1u32 << 17).to_le_bytes());
-        let wider = key("general.alignment", 4, &64_u32.to_le_bytes());
+        let (wide, wider) = (aligned(1 << 17), aligned(64));
+        let mut one_over_another = part(1, 2, &[], &[("b", 2), ("c", 1)]);
+        let at = one_over_another.windows(8).rposition(|eight| eight == 96_u64.to_le_bytes()).unwrap();
+        one_over_another[at] = 64;
         for (parts, index, what) in [
             (vec![], 0, "no part"),
             (vec![first()], 0, "part 1 of 2, not 1 of 1"),
@@ -307,7 +402,11 @@ mod tests {
             (vec![first(), strange], 1, "of type 99"),
             (vec![first(), b"GGU".to_vec()], 1, "not with \"GGUF\""),
             (vec![part(0, 2, &[wide], &[]), first()], 0, "an alignment of 131072"),
-            (vec![part(0, 2, &[wider], &[]), part(1, 2, &[], &[("b", 2), ("c", 1)])], 1, "96, no multiple of 64 here"),
+            (
+                vec![part(0, 2, &[wider], &[]), one_over_another],
+                1,
+                "is that of another, too: it cannot be aligned to 64",
+            ),
         ] {
             let (at, fault) = merged(&parts).unwrap_err();
             assert!(at == index && fault.what.contains(what), "{at}: {fault} for {what}");
