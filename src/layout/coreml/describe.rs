@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::super::Files;
+use super::bounded::Bounded;
 use super::package::Package;
 use super::shared::Program;
 use super::shown_names;
@@ -57,6 +58,8 @@ struct Constant<'a> {
 
 /// The packages of a model in the order of the imports; compiled ones say nothing of themselves.
 pub fn shapes(model: &Model, files: Files<'_>) -> Vec<Shape> {
+    let bounded = Bounded::new(files.0);
+    let files = Files(&bounded);
     let names = shown_names(model);
     let packages: Vec<Package<'_>> = model.programs().filter_map(|source| Package::find(source, files)).collect();
     let programs: Vec<Result<Program, Fault>> = packages.iter().map(|package| Program::read(package, files)).collect();

@@ -4,6 +4,7 @@
 //! each blob once, and the programs are pointed at it; inline tensors that the store holds as blobs are in it too. What is
 //! shown for a package depends on it and on the packages imported before, and no blob moves when another one joins.
 
+mod bounded;
 mod describe;
 mod function;
 mod functions;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::super::{Files, MapBytes};
+use super::bounded::Bounded;
 use super::function::Function;
 use super::package::{Changes, Package};
 use crate::digest::Digest;
@@ -88,6 +89,8 @@ fn differ(packages: &[Package<'_>]) -> bool {
 
 /// What of each package changes, by the source's name. A package that cannot be read is as it was imported.
 pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String, Changes> {
+    let bounded = Bounded::new(files.0);
+    let files = Files(&bounded);
     let mut groups: Vec<Group<'_>> = Vec::new();
     // The groups that have a blob.
     let mut homes: HashMap<Key, Vec<usize>> = HashMap::new();

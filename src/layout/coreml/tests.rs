@@ -210,6 +210,20 @@ fn constants_that_name_the_same_pieces_again_and_again_are_not_held() {
 }
 
 #[test]
+fn a_program_of_more_than_can_be_read_is_none() {
+    let mut blobs = Sparse::default();
+    let mut source = package("p", &[(1, 64)], &mut blobs);
+    let waste = blobs.put(field(99, &[b'x'; 2000]).repeat(100));
+    let mut long = (*source.files[0].content).clone();
+    while long.size() <= 4 << 30 {
+        long.append(&waste);
+    }
+    source.files[0].content = long.into();
+    let packages = [Package::find(&source, Files(&blobs)).unwrap()];
+    assert!(shared::plan(&packages, Files(&blobs)).is_empty());
+}
+
+#[test]
 fn packages_that_share_a_small_constant_alone_keep_their_files() {
     let mut blobs = Sparse::default();
     let mut make = |index: u64| package(&format!("p{index}"), &[(1, 64), (index + 2, 1 << 20)], &mut blobs);
