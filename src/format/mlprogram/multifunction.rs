@@ -17,6 +17,13 @@ const MOST: u64 = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Described(Vec<u8>);
 
+impl Described {
+    /// How many bytes it takes.
+    pub fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
 /// Reads the description of a model, which is at `range`.
 pub fn described(bytes: &(impl Bytes + ?Sized), range: Range<u64>) -> Result<Described, Fault> {
     /// Fields of a `ModelDescription` and what they are called in a `FunctionDescription`: inputs, outputs, the names of

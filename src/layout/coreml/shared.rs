@@ -4,6 +4,7 @@
 //! of later packages that is not in it yet is appended, in the order of the imports and of the program's references: blobs
 //! that have a place keep it when another package joins. Equal blobs are found by their extents, so no weight is read.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -28,6 +29,9 @@ const HOMES: usize = 64;
 
 /// Pieces in which all constants of a program lie, at the most: references can name the same many again and again.
 const PIECES: usize = 1 << 20;
+
+/// Bytes of what all functions of a model say of their inputs and outputs: they are in memory.
+const DESCRIPTIONS: u64 = 16 << 20;
 
 /// The file for tensors of packages that have none.
 const WEIGHT_FILE: &str = "weight.bin";
@@ -94,14 +98,14 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
     let mut groups: Vec<Group<'_>> = Vec::new();
     // The groups that have a blob.
     let mut homes: HashMap<Key, Vec<usize>> = HashMap::new();
-    let mut all = HashMap::new();
+    let (mut all, room) = (HashMap::new(), Cell::new(DESCRIPTIONS));
     let differ = differ(packages);
     for package in packages {
         let program = if differ { Program::read(package, files) } else { Program::read_alone(package, files) };
         match program {
             Err(fault) => tracing::warn!("{}: {fault}", package.source.name),
             Ok(program) if program.needed.iter().flatten().next().is_none() => {
-                let function = program.function(package, &Patches::default(), files).unwrap_or_default();
+                let function = program.function(package, &Patches::default(), files, &room).unwrap_or_default();
                 all.insert(package.source.name.clone(), Changes { function, ..Changes::default() });
             }
             Ok(program) => {
@@ -111,7 +115,7 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
                     groups.push(Group::default());
                     groups.len() - 1
                 });
-                if let Err(fault) = groups[index].join(package, program, files) {
+                if let Err(fault) = groups[index].join(package, program, files, &room) {
                     tracing::warn!("{}: {fault}", package.source.name);
                     groups.retain(|group| !group.members.is_empty());
                     continue;
@@ -153,9 +157,15 @@ impl Program {
         Ok(Program { outline: surface(&bytes)?, needed: Vec::new() })
     }
 
-    fn function(&self, package: &Package<'_>, patches: &Patches, files: Files<'_>) -> Result<Option<Function>, Fault> {
+    fn function(
+        &self,
+        package: &Package<'_>,
+        patches: &Patches,
+        files: Files<'_>,
+        room: &Cell<u64>,
+    ) -> Result<Option<Function>, Fault> {
         let map = &package.program.content;
-        Function::new(&self.outline, patches, map, &MapBytes { map, blobs: files.0 })
+        Function::new(&self.outline, patches, map, &MapBytes { map, blobs: files.0 }, room)
     }
 
     pub fn read(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
@@ -210,7 +220,13 @@ fn data(file: &ExtentMap, blob: &Blob) -> ExtentMap {
 }
 
 impl<'a> Group<'a> {
-    fn join(&mut self, package: &'a Package<'a>, mut program: Program, files: Files<'_>) -> Result<(), Fault> {
+    fn join(
+        &mut self,
+        package: &'a Package<'a>,
+        mut program: Program,
+        files: Files<'_>,
+        room: &Cell<u64>,
+    ) -> Result<(), Fault> {
         if self.members.is_empty() {
             for (name, file) in &package.weights {
                 self.adopt(name, &file.content, file.mtime, files)?;
@@ -249,7 +265,7 @@ impl<'a> Group<'a> {
         let inline = places.split_off(program.outline.references.len());
         let patches = Patches::new(&program.outline, &places, &inline);
         let map = &package.program.content;
-        let function = program.function(package, &patches, files)?;
+        let function = program.function(package, &patches, files, room)?;
         let program = (!patches.is_empty()).then(|| patches.apply(map, 0..map.size()));
         self.members.push((package, Changes { program, function, ..Changes::default() }, used));
         Ok(())

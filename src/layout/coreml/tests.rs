@@ -224,6 +224,27 @@ fn a_program_of_more_than_can_be_read_is_none() {
 }
 
 #[test]
+fn descriptions_of_more_than_fit_into_memory_are_of_no_function() {
+    let mut blobs = Sparse::default();
+    let input = field(1, &field(1, &vec![b'x'; 3 << 20]));
+    let described = blobs.put([program(&[(64, 32)], 0), field(2, &input)].concat());
+    let sources: Vec<Source> = (0..20)
+        .map(|index| {
+            let mut source = package(&format!("p{index}"), &[(index % 2, 64)], &mut blobs);
+            source.files[0].content = described.clone().into();
+            source
+        })
+        .collect();
+    let packages: Vec<Package<'_>> =
+        sources.iter().map(|source| Package::find(source, Files(&blobs)).unwrap()).collect();
+    let planned = shared::plan(&packages, Files(&blobs));
+    let is_of_one = |source: &&Source| planned[&source.name].function.is_some();
+    let of_one: Vec<&str> = sources.iter().filter(is_of_one).map(|source| &*source.name).collect();
+    assert_eq!(of_one, ["p0.mlpackage", "p1.mlpackage", "p2.mlpackage", "p3.mlpackage", "p4.mlpackage"]);
+    assert!(sources.iter().all(|source| !planned[&source.name].weights.is_empty()));
+}
+
+#[test]
 fn packages_that_share_a_small_constant_alone_keep_their_files() {
     let mut blobs = Sparse::default();
     let mut make = |index: u64| package(&format!("p{index}"), &[(1, 64), (index + 2, 1 << 20)], &mut blobs);
