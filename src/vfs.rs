@@ -21,6 +21,7 @@ use std::time::SystemTime;
 use dashmap::DashMap;
 use serde_json::Value;
 
+use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result};
 use crate::extent::Sink;
 use crate::layout;
@@ -31,6 +32,7 @@ use crate::tree::{Body, FileBody, Node, Place, SkeletonDir, Step, Tree, number};
 pub use crate::store::Access;
 pub use crate::tree::{Kind, ROOT};
 pub use listing::{Child, Children, Listing};
+pub use mend::Written;
 use opened::OpenFiles;
 use problems::Problems;
 use status::Status;
@@ -130,6 +132,8 @@ pub struct Vfs {
     listed: Arc<[String]>,
     /// The damaged files of blobs that were replaced, as far as that was noticed.
     repaired: RwLock<HashSet<RepairedFile>>,
+    /// The blobs that were mended since the beginning, by whatever means.
+    mended: RwLock<HashSet<Digest>>,
 }
 
 impl Vfs {
@@ -159,6 +163,7 @@ impl Vfs {
             statuses: Mutex::default(),
             listed,
             repaired,
+            mended: RwLock::default(),
         })
     }
 

@@ -15,6 +15,8 @@ pub mod filter;
 pub mod fence;
 pub mod deputy;
 pub mod push;
+#[cfg_attr(not(target_os = "linux"), path = "blobs_elsewhere.rs")]
+pub mod blobs;
 pub mod passthrough;
 pub mod readpath;
 #[cfg_attr(not(target_os = "linux"), path = "splice_nowhere.rs")]

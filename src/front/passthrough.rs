@@ -96,7 +96,7 @@ impl Blob {
             return Some(fault);
         }
         let replaced = self.file.metadata().is_ok_and(|found| vfs.is_replaced(ino, found.ino()));
-        replaced.then(|| "it is repaired, and somebody still has the damaged one open: close it there".into())
+        replaced.then(|| "it was replaced, and somebody still has the one before open: close it there".into())
     }
 }
 

@@ -1,12 +1,12 @@
-//! Notices models that come and go in the store of a mount.
+//! Notices models that come and go in the store of a mount, and blobs that are mended.
 //!
 //! Changes are collected until the store is quiet for a moment. Where the system cannot watch, or changes can be made
-//! on another machine, the store is looked through every few seconds.
+//! on another machine, the manifests are looked through every few seconds; blobs, of which there are far more, are not.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 
+use super::blobs::BlobWatch;
 use super::sys;
 use crate::error::{AtPath, Result};
-use crate::vfs::Vfs;
+use crate::vfs::{Vfs, Written};
 
 /// A store this long without a change is looked through.
 const QUIET: Duration = Duration::from_millis(100);
@@ -29,6 +30,7 @@ const POLL: Duration = Duration::from_secs(5);
 #[derive(Debug, PartialEq, Eq)]
 enum News {
     Changed,
+    Blobs(Written),
     Stop,
 }
 
@@ -38,7 +40,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches the manifests of the store at `store` from a thread of its own.
+    /// Watches the manifests and the blobs of the store at `store` from threads of its own.
     ///
     /// `drop_pages` is called with each file of which the kernel may keep bytes that are known to be wrong.
     pub fn start(vfs: Arc<Vfs>, store: &Path, drop_pages: impl Fn(u64) + Send + Sync + 'static) -> Result<Watch> {
@@ -46,7 +48,10 @@ impl Watch {
         let watch = Watch { news: news.clone() };
         let directory = store.join("manifests");
         let mend = mender(vfs.clone(), drop_pages);
-        let work = move || keep_up(&vfs, &mend, &directory, &news, &heard);
+        let mut blobs = BlobsWatched::new(vfs.clone(), store.join("blobs"), news.clone());
+        // Before anything is read.
+        blobs.keep();
+        let work = move || keep_up(&vfs, &mend, &directory, blobs, &news, &heard);
         thread::Builder::new().name("watch".into()).spawn(work).at(store)?;
         Ok(watch)
     }
@@ -59,35 +64,90 @@ impl Drop for Watch {
     }
 }
 
-/// Takes notice of repaired blobs.
-fn mender(vfs: Arc<Vfs>, drop_pages: impl Fn(u64) + Send + Sync + 'static) -> impl Fn() {
+/// Takes notice of mended blobs.
+fn mender(vfs: Arc<Vfs>, drop_pages: impl Fn(u64) + Send + Sync + 'static) -> impl Fn(Written) {
     let drop_pages = Arc::new(drop_pages);
-    move || match vfs.mend() {
+    move |written| match vfs.mend(written) {
         Ok(hurt) if hurt.is_empty() => {}
         Ok(hurt) => {
-            tracing::info!("blobs of the store were repaired; {} files are read anew", hurt.len());
+            tracing::info!("blobs of the store were mended or written to; {} files are read anew", hurt.len());
             // The kernel waits for pages that are being read, and those may wait for a store that does not answer.
             let drop_pages = drop_pages.clone();
             let work = move || hurt.into_iter().for_each(|ino| drop_pages(ino));
             if let Err(error) = thread::Builder::new().name("mend".into()).spawn(work) {
-                tracing::error!("repaired blobs may be shown as they were: {error}");
+                tracing::error!("mended blobs may be shown as they were: {error}");
             }
         }
-        Err(error) => tracing::error!("repaired blobs may be shown as they were: {error}"),
+        Err(error) => tracing::error!("mended blobs may be shown as they were: {error}"),
     }
 }
 
-fn keep_up(vfs: &Vfs, mend: &dyn Fn(), directory: &Path, news: &Sender<News>, heard: &Receiver<News>) {
+/// The watch over the directory of the blobs, which may be moved.
+struct BlobsWatched {
+    vfs: Arc<Vfs>,
+    directory: PathBuf,
+    news: Sender<News>,
+    watch: Option<(BlobWatch, (u64, u64))>,
+    told: bool,
+}
+
+impl BlobsWatched {
+    fn new(vfs: Arc<Vfs>, directory: PathBuf, news: Sender<News>) -> BlobsWatched {
+        BlobsWatched { vfs, directory, news, watch: None, told: false }
+    }
+
+    /// Watches the directory that is there now, and says whether it came to be watched only by this: what is in it may be
+    /// other than what was read.
+    fn keep(&mut self) -> bool {
+        let now = identity(&self.directory).ok();
+        if self.watch.as_ref().is_some_and(|(_, watched)| Some(*watched) == now) {
+            return false;
+        }
+        self.watch = self.begin().ok().zip(now);
+        if now.is_some() && self.watch.is_none() && !std::mem::replace(&mut self.told, true) {
+            let shown = self.directory.display();
+            tracing::info!("{shown} cannot be watched: mount anew when a blob was mended by hand");
+        }
+        self.watch.is_some()
+    }
+
+    /// Whether the directory is not there, as while it is moved to another disk.
+    fn is_missing(&self) -> bool {
+        identity(&self.directory).is_err()
+    }
+
+    fn begin(&self) -> io::Result<BlobWatch> {
+        // Unknown counts as local: watching it is then tried and says.
+        if sys::is_remote(&self.directory).unwrap_or(false) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let (vfs, news) = (self.vfs.clone(), self.news.clone());
+        let tell = move |written| news.send(News::Blobs(written)).is_ok();
+        BlobWatch::start(&self.directory, move |digest| vfs.store().has_used(digest), tell)
+    }
+}
+
+fn keep_up(
+    vfs: &Vfs,
+    mend: &dyn Fn(Written),
+    directory: &Path,
+    mut blobs: BlobsWatched,
+    news: &Sender<News>,
+    heard: &Receiver<News>,
+) {
     let mut watcher = None;
     let mut told = false;
     let mut trouble = None;
     loop {
+        if blobs.keep() {
+            mend(Written::Any);
+        }
         match &watcher {
             Some((_, watched)) if identity(directory).ok() == Some(*watched) => {}
             _ => {
                 watcher = watch(directory, news.clone());
                 // A model may have come before the watch was set.
-                mend();
+                mend(Written::default());
                 refresh(vfs, &mut trouble);
             }
         }
@@ -96,30 +156,40 @@ fn keep_up(vfs: &Vfs, mend: &dyn Fn(), directory: &Path, news: &Sender<News>, he
             tracing::info!("{} cannot be watched; looking for changes every {every} s", directory.display());
         }
         let first = match watcher {
-            Some(_) => heard.recv().map_err(RecvTimeoutError::from),
-            None => heard.recv_timeout(POLL),
+            Some(_) if !blobs.is_missing() => heard.recv().map_err(RecvTimeoutError::from),
+            _ => heard.recv_timeout(POLL),
         };
+        let mut written = Written::default();
         match first {
-            Ok(News::Changed) if settled(heard) => {}
+            Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {}
-            _ => return,
+            Ok(first) => {
+                if !settled(first, heard, &mut written) {
+                    return;
+                }
+            }
         }
-        mend();
+        mend(written);
         refresh(vfs, &mut trouble);
     }
 }
 
 /// Waits until the changes pause; `false` if that is the end.
-fn settled(heard: &Receiver<News>) -> bool {
+fn settled(first: News, heard: &Receiver<News>, written: &mut Written) -> bool {
     let began = Instant::now();
-    while began.elapsed() < PATIENCE {
-        match heard.recv_timeout(QUIET) {
+    let mut next = Ok(first);
+    loop {
+        match next {
             Ok(News::Changed) => {}
+            Ok(News::Blobs(blobs)) => written.add(blobs),
             Err(RecvTimeoutError::Timeout) => return true,
-            _ => return false,
+            Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
         }
+        if began.elapsed() >= PATIENCE {
+            return true;
+        }
+        next = heard.recv_timeout(QUIET);
     }
-    true
 }
 
 fn watch(directory: &Path, news: Sender<News>) -> Option<(RecommendedWatcher, (u64, u64))> {
@@ -183,10 +253,12 @@ mod tests {
     #[test]
     fn a_burst_settles_and_a_stop_is_heard() {
         let (news, heard) = channel();
-        news.send(News::Changed).unwrap();
-        assert!(settled(&heard));
+        let mut written = Written::default();
+        news.send(News::Blobs(Written::Any)).unwrap();
+        assert!(settled(News::Changed, &heard, &mut written));
+        assert_eq!(written, Written::Any);
         news.send(News::Stop).unwrap();
-        assert!(!settled(&heard));
+        assert!(!settled(News::Changed, &heard, &mut written));
     }
 
     #[test]

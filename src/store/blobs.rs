@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use dashmap::DashSet;
 use quick_cache::sync::Cache;
 
 use super::access::{Access, Guard};
@@ -33,6 +34,8 @@ pub struct BlobFiles {
     guard: OnceLock<Guard>,
     memos: Memos,
     checks: Checks,
+    /// The first bytes of the digests of blobs that were ever opened, or told by their length: there may be a million.
+    used: DashSet<u64>,
     /// Whether blobs are checked when they are used, and not only before something is kept that was computed from them.
     is_checking: bool,
 }
@@ -54,6 +57,7 @@ impl BlobFiles {
             guard: OnceLock::new(),
             memos: Memos::new(own),
             checks: Checks::default(),
+            used: DashSet::new(),
             is_checking: false,
         }
     }
@@ -119,6 +123,7 @@ impl BlobFiles {
     }
 
     fn open_now(&self, digest: &Digest) -> io::Result<Opened> {
+        self.set_used(digest);
         let name = digest.file_name();
         if self.guard.get().is_none_or(Guard::is_sole) {
             return Ok(Opened { file: Arc::new(beneath::file(&self.dir, &name)?), access: None });
@@ -153,6 +158,22 @@ impl BlobFiles {
     pub fn forget(&self, digest: &Digest) {
         self.open.remove(digest);
         self.memos.forget();
+    }
+
+    /// The same of all.
+    pub fn forget_all(&self) {
+        self.open.clear();
+        self.memos.forget();
+    }
+
+    /// Takes note that something is known of a blob that another file of its name would change.
+    pub(super) fn set_used(&self, digest: &Digest) {
+        self.used.insert(digest.prefix());
+    }
+
+    /// Whether something is known of a blob.
+    pub(super) fn has_used(&self, digest: &Digest) -> bool {
+        self.used.contains(&digest.prefix())
     }
 }
 

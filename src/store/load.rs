@@ -241,7 +241,11 @@ impl Store {
         // A manifest that lies about a size must not hurt the others that name the same blob.
         let len = |layer: &Layer| {
             let found = stored.as_ref().ok().and_then(|dir| dir.regular(&layer.digest.file_name()).ok());
-            found.map_or(layer.size, |found| found.len())
+            let found = found.map_or(layer.size, |found| found.len());
+            if found != layer.size {
+                self.blobs.set_used(&layer.digest);
+            }
+            found
         };
         let blobs = manifest.blobs().filter(theirs).map(|layer| (layer.digest, len(layer))).collect();
         let manifest = match manifest.has_ours() {

@@ -285,6 +285,16 @@ impl Store {
         self.blobs.forget(digest);
     }
 
+    /// The same of all blobs.
+    pub fn reopen_all(&self) {
+        self.blobs.forget_all();
+    }
+
+    /// Whether anything was found out from a blob's file, or read of it.
+    pub fn has_used(&self, digest: &Digest) -> bool {
+        self.blobs.has_used(digest)
+    }
+
     /// A file or directory below `.wmount/`, whose directory is made.
     fn own_path(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(OWN);

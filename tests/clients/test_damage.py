@@ -400,3 +400,113 @@ def test_verify_on_read_sees_what_changes_under_it(damage, checking):
         damage.path.write_bytes(damage.bytes)
         f.seek(0)
         assert f.read() == whole
+
+
+class ByHand:
+    """The ways to put a good copy in the place of a damaged blob, without wmount."""
+
+    def cp(good: Path, blob: Path):
+        subprocess.run(["cp", good, blob], check=True)
+
+    def cp_with_times(good: Path, blob: Path):
+        subprocess.run(["cp", "-p", good, blob], check=True)
+
+    def cat(good: Path, blob: Path):
+        subprocess.run(["sh", "-c", 'cat "$0" >"$1"', good, blob], check=True)
+
+    def in_place(good: Path, blob: Path):
+        """As `rsync --inplace` does."""
+        with open(blob, "r+b") as f:
+            f.write(good.read_bytes())
+
+    def mv(good: Path, blob: Path):
+        good.rename(blob)
+
+    def rm_and_cp(good: Path, blob: Path):
+        blob.unlink()
+        shutil.copy2(good, blob)
+
+    def rm_and_ln(good: Path, blob: Path):
+        blob.unlink()
+        os.link(good, blob)
+
+
+BY_HAND = [name for name in vars(ByHand) if not name.startswith("_")]
+
+
+def answer(path) -> bytes | int:
+    """The bytes of a file, or the error's number."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return error.errno
+
+
+def shown(mount, names) -> dict[str, bytes]:
+    return {name: (mount / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize("read", ["auto", "cache"])
+@pytest.mark.parametrize("how", BY_HAND)
+def test_a_blob_that_is_mended_by_hand_is_shown_without_a_remount(damage, tmp_path, how, read):
+    """Composed and whole files that were read, and are in the page cache; one is open and mapped all the time."""
+    good, times = tmp_path / "good", os.stat(damage.path)
+    shutil.copy2(damage.path, good)
+    names = [SHARD, AMB, "original/tiny-llama/latest/tiny-llama/model-00001-of-00003.safetensors", damage.whole_file]
+    with Mount(damage.store, tmp_path / "right") as mount:
+        right = shown(mount, names)
+    damage.flip()
+    # As a disk does it.
+    os.utime(damage.path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with Mount(damage.store, tmp_path / "mnt", "--read", read) as mount:
+        wrong = shown(mount, names)
+        assert all(wrong[name] != right[name] for name in names)
+        with open(mount / SHARD, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == wrong[SHARD]
+            getattr(ByHand, how)(good, damage.path)
+            assert eventually(lambda: shown(mount, names) == right)
+            assert eventually(lambda: mapped[:] == right[SHARD])
+        # And the reverse: it is shown as it is.
+        os.chmod(damage.path, 0o644)
+        damage.flip()
+        assert eventually(lambda: shown(mount, names) == wrong)
+
+
+def test_a_whole_blob_that_is_open_when_another_is_moved_over_it_is_given_to_nobody_else(damage, tmp_path):
+    good = tmp_path / "good"
+    shutil.copy2(damage.path, good)
+    damage.flip()
+    with Mount(damage.store, tmp_path / "mnt") as mount:
+        whole = mount / damage.whole_file
+        with open(whole, "rb"):
+            ByHand.mv(good, damage.path)
+            # Where the kernel reads the blob itself, it cannot be made to read another one.
+            assert eventually(lambda: answer(whole) in (damage.bytes, errno.EIO))
+        assert eventually(lambda: answer(whole) == damage.bytes)
+
+
+@pytest.mark.parametrize("how", ["cp", "mv"])
+def test_what_was_planned_from_a_damaged_header_is_planned_anew_when_it_is_mended_by_hand(damage, tmp_path, how):
+    """In a store as ollama makes it, where dtypes and shapes are in the blobs alone; also after the next mount."""
+    theirs = Store(tmp_path / "theirs")
+    with Mount(damage.store, tmp_path / "ours") as mount:
+        shutil.copytree(mount / "ollama", theirs.path, copy_function=shutil.copyfile)
+    subprocess.run(["chmod", "-R", "u+w", theirs.path], check=True)
+    # wmount remembers what it finds out where it has such a directory.
+    (theirs.path / ".wmount").mkdir()
+    tensor = next(t for t in theirs.json("show", "tiny-llama")["tensors"] if t["name"] == TENSOR)
+    blob, good = theirs.path / "blobs" / tensor["digest"].replace(":", "-"), tmp_path / "good"
+    shutil.copy2(blob, good)
+    names = ["safetensors/tiny-llama/latest/model.safetensors", AMB, "gds_export/tiny-llama/latest/manifest.json"]
+    with Mount(theirs, tmp_path / "right") as mount:
+        right = shown(mount, names)
+    (theirs.path / ".wmount/memo.json").unlink()
+    whole = blob.read_bytes()
+    dtype, other = next(it for it in [(b'"F32"', b'"I32"'), (b'"F16"', b'"I16"'), (b'"BF16"', b'"I16" ')] if it[0] in whole)
+    blob.write_bytes(whole.replace(dtype, other, 1))
+    with Mount(theirs, tmp_path / "mnt") as mount:
+        assert (mount / names[0]).read_bytes() != right[names[0]] and not (mount / AMB).exists()
+        getattr(ByHand, how)(good, blob)
+        assert eventually(lambda: (mount / AMB).exists() and shown(mount, names) == right)
+    with Mount(theirs, tmp_path / "next") as mount:
+        assert shown(mount, names) == right
