@@ -57,7 +57,7 @@ fn a_tensor_of_an_exabyte_takes_no_memory_to_survey() {
         let mut layer = put(store, TENSOR, "w", b"short");
         layer["size"] = json!(1u64 << 58);
         layer["dtype"] = json!("F32");
-        layer["shape"] = json!([1u64 << 28, 1u64 << 28]);
+        layer["shape"] = json!([1u64 << 24, 1u64 << 31, 2]);
         vec![layer]
     });
     let mounted = store.mount();
@@ -238,5 +238,24 @@ fn a_manifest_of_a_package_that_is_mostly_blank_is_not_read() {
     let mounted = store.mount();
     let shown = fs::metadata(mounted.path("coreml/evil/latest/a.mlpackage/Manifest.json")).unwrap();
     assert_eq!(shown.len(), (2 << 20) + 3);
+    check_good(&mounted);
+}
+
+#[test]
+fn a_tensor_of_very_many_rows_is_not_encoded() {
+    let (rows, row) = ((1u64 << 24) + 1, 128u64);
+    let store = store_of(|store| {
+        let mut layer = put(store, TENSOR, "w", b"sparse");
+        let digest = layer["digest"].as_str().unwrap().replace(':', "-");
+        let blob = File::options().write(true).open(store.join("blobs").join(digest)).unwrap();
+        blob.set_len(rows * row * 2).unwrap();
+        layer["size"] = json!(rows * row * 2);
+        (layer["dtype"], layer["shape"]) = (json!("F16"), json!([rows, row]));
+        vec![layer]
+    });
+    let mounted = store.mount();
+    let dir = "gds_export/evil/latest@fp8";
+    assert_eq!(fs::metadata(mounted.path(&format!("{dir}/w.bin"))).unwrap().len(), rows * row * 2);
+    assert!(fs::metadata(mounted.path(&format!("{dir}/w.fp8"))).is_err());
     check_good(&mounted);
 }

@@ -36,6 +36,9 @@ pub(super) const GDS_EXPORT: GdsExport = GdsExport::Stored;
 static VARIANTS: [(&str, &dyn Layout); 3] =
     [("raw", &GdsExport::Raw), ("f16", &GdsExport::F16), ("fp8", &GdsExport::Fp8)];
 
+/// Rows of a tensor that is encoded, at the most: a hundred times those of the largest vocabularies.
+const MAX_ROWS: u64 = 1 << 24;
+
 /// The longest extension of any file, with its dot.
 const LONGEST_EXTENSION: usize = ".scale".len();
 
@@ -120,11 +123,12 @@ fn cast_of(tensor: &Tensor) -> Option<Transform> {
     Float::of(tensor.dtype).filter(|float| *float != Float::F16).map(Transform::F16)
 }
 
-/// The rows of a tensor that is encoded for transport. Those of one dimension are small, and norms are not rows.
+/// The rows of a tensor that is encoded for transport. Those of one dimension are small, and norms are not rows; of very
+/// many rows the scales are too many to be in memory at once.
 fn rows_of(tensor: &Tensor) -> Option<(Float, u64)> {
     let float = Float::of(tensor.dtype)?;
     let row = Dtype::elements(tensor.shape.get(1..)?)?;
-    (tensor.shape.len() > 1 && tensor.len > 0).then_some((float, row))
+    (tensor.shape.len() > 1 && tensor.len > 0 && tensor.shape[0] <= MAX_ROWS).then_some((float, row))
 }
 
 /// A directory that is being planned.
