@@ -242,6 +242,33 @@ fn a_manifest_of_a_package_that_is_mostly_blank_is_not_read() {
 }
 
 #[test]
+fn one_large_config_under_many_names_is_looked_at_once_and_many_are_not() {
+    let store = store_of(|store| {
+        let config = put(store, JSON, "", format!("{{{}\"a\":1}}", " ".repeat(1 << 20)).as_bytes());
+        let named = |name: String| {
+            let mut layer = config.clone();
+            layer["name"] = json!(name);
+            layer
+        };
+        let large = |number: u8| {
+            let mut layer = put(store, JSON, &format!("z{number}/config.json"), &[number]);
+            layer["size"] = json!((128 << 20) + 1);
+            layer
+        };
+        (0..300).map(|at| named(format!("{at:03}/config.json"))).chain((0..8).map(large)).collect()
+    });
+    let shown = store.json(&["show", "evil"]);
+    let files = shown["files"].as_array().unwrap();
+    let told =
+        |what: &str| files.iter().filter(|file| file["fault"].as_str().is_some_and(|it| it.contains(what))).count();
+    assert_eq!(files.iter().filter(|file| file["fault"].is_null()).count(), 300);
+    assert_eq!(
+        (told("more than 134217728"), told("it and what comes before it have more than 536870912 bytes")),
+        (3, 5)
+    );
+}
+
+#[test]
 fn a_tensor_of_very_many_rows_is_not_encoded() {
     let (rows, row) = ((1u64 << 24) + 1, 128u64);
     let store = store_of(|store| {

@@ -92,7 +92,7 @@ fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_
                 "digest": tensor.blob})
         })
         .collect();
-    let file = |file: &crate::model::SmallFile| json!({"name": file.path, "bytes": file.len, "digest": file.blob, "fault": files.fault(file)});
+    let file = |(file, fault): (&crate::model::SmallFile, Option<String>)| json!({"name": file.path, "bytes": file.len, "digest": file.blob, "fault": fault});
     let weights = model
         .weights
         .iter()
@@ -142,7 +142,7 @@ fn describe(model: &Model, path: &str, variant: Option<Variant>, files: Files<'_
         "programs": programs,
         "layouts": layouts,
         "damaged": model.defects.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "files": model.files.iter().map(file).collect::<Vec<_>>(),
+        "files": model.files.iter().zip(files.faults(model)).map(file).collect::<Vec<_>>(),
         "weights": weights.collect::<Vec<_>>(),
         "tensors": tensors,
     }))

@@ -14,7 +14,7 @@ mod overflow;
 mod safetensors;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -194,17 +194,28 @@ impl Files<'_> {
         Ok(told.ok())
     }
 
-    /// Why layouts pass over a small file, if they do.
-    pub fn fault(&self, file: &SmallFile) -> Option<String> {
+    /// Why layouts pass over each of a model's small files, if they do, in the order of the files.
+    pub fn faults(&self, model: &Model) -> Vec<Option<String>> {
         /// What they read, be it of the model proper or of a component.
         const READ: [&str; 4] = ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
-        if !READ.contains(&file.path.rsplit('/').next()?) {
-            return None;
-        }
-        match self.read(file) {
-            Ok(text) => json::config(&text).err().map(|fault| fault.to_string()),
-            Err(error) => Some(error.to_string()),
-        }
+        /// Bytes of all that is looked at, each blob once.
+        const MOST: u64 = 4 * MAX_SMALL;
+        let (mut known, mut looked) = (HashMap::new(), 0u64);
+        let mut fault = |file: &SmallFile| {
+            looked = looked.saturating_add(file.len.min(MAX_SMALL));
+            if looked > MOST {
+                return Some(format!("it and what comes before it have more than {MOST} bytes"));
+            }
+            match self.read(file) {
+                Ok(text) => json::config(&text).err().map(|fault| fault.to_string()),
+                Err(error) => Some(error.to_string()),
+            }
+        };
+        let mut of_file = |file: &SmallFile| {
+            let is_read = file.path.rsplit('/').next().is_some_and(|name| READ.contains(&name));
+            is_read.then(|| known.entry((file.blob, file.len)).or_insert_with(|| fault(file)).clone()).flatten()
+        };
+        model.files.iter().map(&mut of_file).collect()
     }
 }
 
