@@ -13,6 +13,8 @@ use crate::format::{Bytes, MAX_TENSORS, json, too_many_tensors, u32_at, u64_at};
 pub(super) const HEADER: u64 = 28;
 /// Length of the fixed part of a tokenizer section.
 const TOKENIZER: u64 = 11;
+/// Bytes of all names and shapes together.
+const MAX_NAMES: usize = 128 << 20;
 /// The longest JSON section that is read, in bytes.
 const MAX_JSON: u64 = 64 << 20;
 
@@ -131,12 +133,17 @@ pub fn json_section(
 }
 
 fn records(bytes: &(impl Bytes + ?Sized), weights: &Range<u64>) -> Result<Vec<Record>, Fault> {
-    let (mut records, mut names) = (Vec::new(), HashSet::new());
+    let (mut records, mut names, mut held) = (Vec::new(), HashSet::new(), 0usize);
     let mut at = weights.start;
     while at < weights.end {
         let (record, end) = record(bytes, at, weights.end, records.len())?;
         if records.len() == MAX_TENSORS {
             return Err(too_many_tensors(at));
+        }
+        held = held.saturating_add(record.name.len()).saturating_add(size_of_val(&record.shape[..]));
+        if held > MAX_NAMES {
+            let what = format!("the names and shapes of its tensors come to more than {} MiB", MAX_NAMES >> 20);
+            return Err(Fault::new(at, what));
         }
         if !names.insert(record.name.clone()) {
             return Err(Fault::new(at, format!("tensor {:?} occurs twice", record.name)));

@@ -213,3 +213,13 @@ fn the_same_model_gives_the_same_bytes_for_ever() {
     ];
     assert_eq!(digests, expected.map(|(name, digest)| (name, digest.to_owned())));
 }
+
+#[test]
+fn names_that_are_too_many_to_be_held_are_refused() {
+    let many = |count: usize| {
+        let name = |number: usize| format!("{number:0>65000}").into_bytes();
+        with_records(&(0..count).map(|number| record(&name(number), &[], 3, &[0])).collect::<Vec<_>>())
+    };
+    assert_eq!(parse(many(20).as_slice()).expect("valid").records.len(), 20);
+    assert!(fault(&many(2100)).contains("the names and shapes of its tensors come to more than 128 MiB"));
+}
