@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use common::{Store, digest_of, refuse, succeed, wmount, words};
+use wmount::budget::Limits;
 use wmount::dtype::Dtype;
 use wmount::format::{milblob, safetensors};
 use wmount::sample::LanguageModel;
@@ -541,4 +542,40 @@ fn originals_come_back_byte_for_byte_from_a_store_whose_sources_are_gone() {
         assert_eq!(digest_of(&back.join(path)), digest, "{path}");
         assert_eq!(before[path].modified().unwrap(), after[path].modified().unwrap(), "{path}");
     }
+}
+
+#[test]
+fn a_model_that_is_over_its_budget_is_refused_and_leaves_nothing() {
+    struct Silent;
+    impl Progress for Silent {
+        fn begin(&self, _: u64) {}
+        fn advance(&self, _: u64) {}
+    }
+    let store = Store::none();
+    store.add("llama:code", &[&store.code()]);
+    let (weights, package) = (store.chat(), store.package("s1", 1, &other(3)));
+    let before = store.listing();
+    let import = |path: &PathBuf, limits: Limits| {
+        let options = Options { name: Some("llama:chat".parse().unwrap()), limits, ..Options::default() };
+        let done = import(&store.path(), std::slice::from_ref(path), &options, &Silent);
+        done.map(|_| ()).map_err(|error| error.to_string())
+    };
+    let header = fs::read(weights.join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(header[..8].try_into().unwrap());
+    let all = Limits::default();
+    for (path, limits, what) in [
+        (&weights, Limits { text: header - 1, ..all }, "model.safetensors: the model is too large"),
+        (&weights, Limits { extents: 20, ..all }, "model.safetensors: the model is too large"),
+        (&package, Limits { text: 100, ..all }, "model.mlmodel: the model is too large"),
+        (&package, Limits { extents: 20, ..all }, "weight.bin: the model is too large"),
+        // The header alone is not too long, but what is written of it.
+        (&weights, Limits { text: header, ..all }, "could not be read from the store"),
+    ] {
+        let told = import(path, limits).unwrap_err();
+        assert!(told.contains(what) && told.contains("make several models of it"), "{told}");
+        assert_eq!(store.listing(), before, "{told}");
+        assert!(!store.path().join(".wmount/tmp").exists(), "{told}");
+    }
+    assert_eq!(import(&weights, all), Ok(()));
+    store.check();
 }

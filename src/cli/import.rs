@@ -74,6 +74,7 @@ pub(super) fn run(args: &ImportArgs) -> Result<ExitCode> {
         replace: args.replace,
         follow_links: args.follow_links,
         blob_threshold: Some(args.blob_threshold),
+        ..Options::default()
     };
     let report = import(&args.store.path()?, &args.paths, &options, &bar);
     bar.finish();

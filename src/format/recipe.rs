@@ -182,6 +182,13 @@ pub struct Documents {
     maps: HashMap<(Digest, u64), Arc<ExtentMap>>,
 }
 
+impl Documents {
+    /// None yet, for a model that may take so much.
+    pub fn of(budget: Budget) -> Self {
+        Documents { budget, maps: HashMap::new() }
+    }
+}
+
 /// Reads the recipe of the source called `name`, and the maps that no recipe before it has named.
 pub fn parse(name: &str, bytes: &[u8], get: &GetMap<'_>, documents: &mut Documents) -> Result<Source, Fault> {
     let fault = |what: String| Fault::new(0, format!("recipe of {name:?}: {what}"));

@@ -1,6 +1,5 @@
 //! From a manifest to a [`Model`]: everything that layouts rely on is checked here, once.
 
-use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::{self, Metadata};
@@ -12,14 +11,14 @@ use std::time::SystemTime;
 
 use super::beneath::{self, Dir};
 use super::{Found, Store};
-use crate::budget::Budget;
+use crate::budget::{Budget, Counted, Limits};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Fault, Result};
 use crate::extent::ExtentMap;
 use crate::format::ollama::{self, Layer, Manifest};
 use crate::format::recipe::{self, Documents};
-use crate::format::{BlobBytes, Bytes, gguf, safetensors};
+use crate::format::{BlobBytes, gguf, safetensors};
 use crate::model::{
     Defect, Foreign, MAX_DIRS, Model, ModelName, Role, SmallFile, Source, Tensor, WeightFile, check_path, directories,
 };
@@ -77,13 +76,19 @@ impl Store {
     /// touches it.
     pub fn load(&self, found: &Found) -> Result<Model> {
         let bytes = self.manifest_bytes(found)?;
-        let mut model = self.model_of(&found.name, found.written, &bytes)?;
+        let mut model = self.model_of(&found.name, found.written, &bytes, Limits::default())?;
         self.fill_forms(found, &bytes, &mut model);
         Ok(model)
     }
 
     /// The model of a manifest, which need not be in the store yet.
-    pub(super) fn model_of(&self, name: &ModelName, written: SystemTime, bytes: &[u8]) -> Result<Model> {
+    pub(super) fn model_of(
+        &self,
+        name: &ModelName,
+        written: SystemTime,
+        bytes: &[u8],
+        limits: Limits,
+    ) -> Result<Model> {
         let path = self.manifest_path(name);
         let manifest = Manifest::parse(bytes).at(&path)?;
         check_sizes(&manifest).at(path)?;
@@ -97,7 +102,7 @@ impl Store {
             true => self.small_blob(digest, len, recipe::MAX_RECIPE),
             false => Err(strange(digest)),
         };
-        let model = self.model(name, written, &manifest, bytes, Some(&map))?;
+        let model = self.model(name, written, &manifest, bytes, Some(&map), Budget::of(limits))?;
         for file in model.sources.iter().flat_map(|source| &source.files) {
             if let Some(outside) = file.content.digests().find(|digest| !layers.contains(digest)) {
                 return Err(strange(&outside));
@@ -120,7 +125,7 @@ impl Store {
         }
         self.read_manifest(found, room)?;
         let Some(manifest) = Manifest::brief(room) else { return Ok(None) };
-        self.model(&found.name, found.written, &manifest, room, None).map(Some)
+        self.model(&found.name, found.written, &manifest, room, None, Budget::default()).map(Some)
     }
 
     /// The model of a manifest, whose text is `bytes`; without maps, the model in brief: its imported files have no content.
@@ -131,6 +136,7 @@ impl Store {
         manifest: &Manifest,
         bytes: &[u8],
         map: Option<&ReadMap<'_>>,
+        budget: Budget,
     ) -> Result<Model> {
         let mut model = Model {
             name: name.clone(),
@@ -143,7 +149,7 @@ impl Store {
             foreign: self.foreign(manifest, bytes),
             defects: Vec::new(),
         };
-        let (mut read, mut documents) = (HashSet::new(), Documents::default());
+        let (mut read, mut documents) = (HashSet::new(), Documents::of(budget));
         let too_large = |fault| Error::format(self.manifest_path(name), fault);
         for layer in &manifest.layers {
             match layer.media_type.as_str() {
@@ -314,20 +320,6 @@ impl Store {
 
 /// Reads a map of a recipe, of the given length.
 type ReadMap<'a> = dyn Fn(&Digest, u64) -> Result<Vec<u8>> + 'a;
-
-/// A blob of which only so much may be read.
-struct Counted<'a>(BlobBytes<'a>, &'a Budget);
-
-impl Bytes for Counted<'_> {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
-        self.1.text(len as u64)?;
-        self.0.get(offset, len)
-    }
-}
 
 /// Refuses a manifest whose sizes would overflow.
 pub(super) fn check_sizes(manifest: &Manifest) -> Result<(), Fault> {

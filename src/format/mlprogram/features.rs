@@ -23,7 +23,7 @@ pub struct Feature {
 /// The inputs and outputs of a model whose description is at `range`.
 pub fn features(bytes: &(impl Bytes + ?Sized), range: Range<u64>) -> Result<(Vec<Feature>, Vec<Feature>), Fault> {
     /// Longer descriptions are not shown.
-    const MOST: usize = 16 << 20;
+    const MOST: usize = 4 << 20;
     let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
     if len > MOST {
         return Ok((Vec::new(), Vec::new()));

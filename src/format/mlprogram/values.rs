@@ -10,6 +10,9 @@ use crate::dtype::Dtype;
 use crate::error::Fault;
 use crate::format::Bytes;
 
+/// Dimensions of a tensor at the most: far more than Core ML's five.
+const DIMENSIONS: usize = 1 << 16;
+
 /// The type of a value, as far as it is a tensor's.
 #[derive(Default)]
 pub(super) struct TensorType {
@@ -106,6 +109,9 @@ impl<B: Bytes + ?Sized> Walk<'_, B> {
                     }
                     _ => None,
                 };
+                if ty.dimensions.len() == DIMENSIONS {
+                    return Err(Fault::new(field.record, format!("a tensor has more than {DIMENSIONS} dimensions")));
+                }
                 ty.dimensions.push(size);
                 Ok(())
             }
@@ -184,6 +190,7 @@ impl<B: Bytes + ?Sized> Walk<'_, B> {
         let record = |field: Option<Field>| field.map(|field| field.record..field.end);
         self.found.spots.push(Spot { frame, file: record(file), offset: record(offset), end: range.end });
         let (file, offset) = (self.text(file)?, offset.map_or(Ok(0), |offset| offset.varint())?);
+        self.keep(&file, &shape)?;
         self.found.references.push(Reference { name, dtype, shape, file, offset });
         Ok(())
     }
@@ -215,6 +222,7 @@ impl<B: Bytes + ?Sized> Walk<'_, B> {
         if len == 0 || dtype.bytes(&shape) != Some(len) || !(self.wanted)(&range) {
             return Ok(());
         }
+        self.keep("", &shape)?;
         let name = self.found_name()?;
         // The value is the message around the field with the immediate value, which is around the tensor.
         let depth = self.within.len().saturating_sub(2);

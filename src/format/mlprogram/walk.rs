@@ -19,6 +19,13 @@ use crate::format::{Bytes, MAX_TENSORS, too_many_tensors};
 /// they could grow with the square of the file.
 const NAMES: usize = 64 << 20;
 
+/// Bytes of the names of weight files and of the dimensions of all tensors together. A message can be made of the same
+/// bytes again and again, so that these are more than there are in any file.
+const KEPT: usize = 256 << 20;
+
+/// Messages around tensors; in real programs one has four of its own.
+const FRAMES: usize = 8 << 20;
+
 /// Fields that are looked at again, of all messages around the one that the walk is in: each takes some 200 bytes.
 const HELD: usize = 1 << 20;
 
@@ -65,6 +72,8 @@ pub(super) struct Walk<'a, B: ?Sized> {
     pub name: String,
     /// Bytes of all names found.
     names: usize,
+    /// Bytes of what else is kept of them.
+    kept: usize,
     pub held: usize,
     /// Whether the functions are only listed.
     pub shallow: bool,
@@ -82,6 +91,7 @@ impl<'a, B: Bytes + ?Sized> Walk<'a, B> {
             within: Vec::new(),
             name: String::new(),
             names: 0,
+            kept: 0,
             held: 0,
             shallow: false,
         }
@@ -172,10 +182,15 @@ impl<'a, B: Bytes + ?Sized> Walk<'a, B> {
 
     /// The entries of a map in order of key.
     pub(super) fn entries(&mut self, fields: Vec<Field>) -> Result<Vec<Entry>, Fault> {
-        let mut entries = Vec::with_capacity(fields.len());
+        let (mut entries, mut names) = (Vec::with_capacity(fields.len()), 0usize);
         for field in fields {
             let [key, value] = self.parts(field, [1, 2])?;
-            entries.push((self.text(key)?, field, value));
+            let key = self.text(key)?;
+            names = names.saturating_add(key.len());
+            if names > NAMES {
+                return Err(too_many_names());
+            }
+            entries.push((key, field, value));
         }
         // The last entry of a key comes first and stays.
         entries.sort_by(|(a, at_a, _), (b, at_b, _)| a.cmp(b).then(at_b.record.cmp(&at_a.record)));
@@ -351,11 +366,24 @@ impl<'a, B: Bytes + ?Sized> Walk<'a, B> {
         if self.found.references.len() + self.found.inline.len() >= MAX_TENSORS {
             return Err(too_many_tensors(0));
         }
+        if self.found.frames.len() > FRAMES {
+            return Err(Fault::new(0, format!("its tensors lie in more than {FRAMES} messages")));
+        }
         self.names = self.names.saturating_add(self.name.len());
         if self.names > NAMES {
             return Err(too_many_names());
         }
         Ok(self.name.clone())
+    }
+
+    /// Keeps the weight file and the shape of a tensor.
+    pub(super) fn keep(&mut self, file: &str, shape: &[u64]) -> Result<(), Fault> {
+        self.kept = self.kept.saturating_add(file.len()).saturating_add(size_of_val(shape));
+        if self.kept > KEPT {
+            let what = format!("the tensors' weight files and shapes come to more than {} MiB", KEPT >> 20);
+            return Err(Fault::new(0, what));
+        }
+        Ok(())
     }
 
     /// The frame of the message that the walk is in.

@@ -4,7 +4,6 @@
 //! each blob once, and the programs are pointed at it; inline tensors that the store holds as blobs are in it too. What is
 //! shown for a package depends on it and on the packages imported before, and no blob moves when another one joins.
 
-mod bounded;
 mod describe;
 mod function;
 mod functions;
@@ -16,11 +15,16 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{Anchor, Branch, Files, Layout, model_dir, source_branch};
+use crate::budget::{Budget, Limits, MAX_EXTENTS};
 use crate::error::Result;
 use crate::extent::ExtentMap;
 use crate::model::{Model, ModelName, Source, SourceKind};
 pub use describe::{Shape, Unshared, shapes};
 use package::Package;
+
+/// What is looked at of all packages of a model: a graph of a hundred thousand operations has a tenth of a gigabyte; but a
+/// recipe of a few lines can make a program of exabytes, and a million of them. The extents are those of what is made.
+const LIMITS: Limits = Limits { text: 4 << 30, extents: 2 * MAX_EXTENTS, tensors: 2 << 20 };
 
 pub(super) struct CoreMl;
 
@@ -42,8 +46,13 @@ impl Layout for CoreMl {
 
     fn plan(&self, model: &Model, files: Files<'_>) -> Result<Vec<Branch>> {
         let names = shown_names(model);
-        let packages: Vec<Package<'_>> = model.programs().filter_map(|source| Package::find(source, files)).collect();
-        let mut planned = shared::plan(&packages, files);
+        let budget = Budget::of(LIMITS);
+        let find = |source| Package::find(source, files, &budget);
+        let packages: Vec<Package<'_>> = model.programs().filter_map(find).collect();
+        let mut planned = shared::plan(&packages, files, &budget);
+        if let Some(fault) = budget.over() {
+            tracing::warn!("model {}: some packages are in coreml/ as they were imported: {}", model.name, fault.what);
+        }
         let mut branch = Branch::dir();
         let mut times = Times::default();
         let mut put = |name: &str, mut shown: Branch| {

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use super::super::{Branch, Files, VirtualFile, source_branch};
 use super::function::Function;
+use crate::budget::Budget;
 use crate::extent::ExtentMap;
 use crate::format::mlpackage::{self, MODEL_PATH, Manifest, WEIGHTS_PATH};
 use crate::model::{Source, SourceFile, SourceKind};
@@ -39,8 +40,14 @@ pub(super) struct Changes {
 }
 
 impl<'a> Package<'a> {
-    /// The package that a source is; `None` if it is compiled, or damaged so far that its program cannot be found.
-    pub fn find(source: &'a Source, files: Files<'_>) -> Option<Package<'a>> {
+    /// The package that a source is; `None` if it is compiled, or damaged so far that its program cannot be found, or more
+    /// than the budget is for.
+    pub fn find(source: &'a Source, files: Files<'_>, budget: &Budget) -> Option<Package<'a>> {
+        /// Bytes of memory that a byte of a manifest can take: it is held as it was read, and shown as it is written anew.
+        const MANIFEST_BYTES: u64 = 8;
+        if budget.over().is_some() {
+            return None;
+        }
         let file = |path: &str| source.files.iter().find(|file| file.path == path);
         let (program, manifest) = match source.kind {
             SourceKind::Mlmodel => (source.files.first()?, None),
@@ -48,7 +55,10 @@ impl<'a> Package<'a> {
                 let content = &file(MANIFEST)?.content;
                 let read = match content.size() {
                     size if size > mlpackage::MAX_MANIFEST => Err(format!("has {size} bytes, too many for what it is")),
-                    size => files.part(content, 0..size).map_err(|error| error.to_string()),
+                    size => budget
+                        .memory(MANIFEST_BYTES * size)
+                        .map_err(|fault| fault.to_string())
+                        .and_then(|()| files.part(content, 0..size).map_err(|error| error.to_string())),
                 };
                 let manifest = read.and_then(|json| mlpackage::parse(&json).map_err(|fault| fault.to_string()));
                 let manifest = manifest.inspect_err(|why| tracing::warn!("{}: {MANIFEST}: {why}", source.name)).ok()?;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::super::{Files, MapBytes};
-use super::bounded::Bounded;
 use super::function::Function;
 use super::package::{Changes, Package};
+use crate::budget::{Budget, Counted};
 use crate::digest::Digest;
 use crate::dtype::Dtype;
 use crate::error::Fault;
@@ -91,21 +91,24 @@ fn differ(packages: &[Package<'_>]) -> bool {
     })
 }
 
-/// What of each package changes, by the source's name. A package that cannot be read is as it was imported.
-pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String, Changes> {
-    let bounded = Bounded::new(files.0);
-    let files = Files(&bounded);
+/// What of each package changes, by the source's name. A package that cannot be read is as it was imported, and so are
+/// those for which the budget is too small.
+pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>, budget: &Budget) -> HashMap<String, Changes> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     // The groups that have a blob.
     let mut homes: HashMap<Key, Vec<usize>> = HashMap::new();
     let (mut all, room) = (HashMap::new(), Cell::new(DESCRIPTIONS));
     let differ = differ(packages);
     for package in packages {
-        let program = if differ { Program::read(package, files) } else { Program::read_alone(package, files) };
+        if budget.over().is_some() {
+            break;
+        }
+        let read = if differ { Program::read } else { Program::read_alone };
+        let program = read(package, files, budget);
         match program {
             Err(fault) => tracing::warn!("{}: {fault}", package.source.name),
             Ok(program) if program.needed.iter().flatten().next().is_none() => {
-                let function = program.function(package, &Patches::default(), files, &room).unwrap_or_default();
+                let function = program.function(package, &Patches::default(), files, &room, budget).unwrap_or_default();
                 all.insert(package.source.name.clone(), Changes { function, ..Changes::default() });
             }
             Ok(program) => {
@@ -115,9 +118,9 @@ pub(super) fn plan(packages: &[Package<'_>], files: Files<'_>) -> HashMap<String
                     groups.push(Group::default());
                     groups.len() - 1
                 });
-                if let Err(fault) = groups[index].join(package, program, files, &room) {
+                if let Err(fault) = groups[index].join(package, program, files, &room, budget) {
                     tracing::warn!("{}: {fault}", package.source.name);
-                    groups.retain(|group| !group.members.is_empty());
+                    groups.pop_if(|group| group.members.is_empty());
                     continue;
                 }
                 let group = &groups[index];
@@ -152,9 +155,9 @@ fn suitable(keys: &HashSet<Key>, homes: &HashMap<Key, Vec<usize>>) -> Option<usi
 
 impl Program {
     /// The program of a package whose weights need no look at.
-    fn read_alone(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
+    fn read_alone(package: &Package<'_>, files: Files<'_>, budget: &Budget) -> Result<Program, Fault> {
         let bytes = MapBytes { map: &package.program.content, blobs: files.0 };
-        Ok(Program { outline: surface(&bytes)?, needed: Vec::new() })
+        Ok(Program { outline: surface(&Counted(bytes, budget))?, needed: Vec::new() })
     }
 
     fn function(
@@ -163,12 +166,17 @@ impl Program {
         patches: &Patches,
         files: Files<'_>,
         room: &Cell<u64>,
+        budget: &Budget,
     ) -> Result<Option<Function>, Fault> {
         let map = &package.program.content;
-        Function::new(&self.outline, patches, map, &MapBytes { map, blobs: files.0 }, room)
+        let bytes = Counted(MapBytes { map, blobs: files.0 }, budget);
+        let function = Function::new(&self.outline, patches, map, &bytes, room)?;
+        // The package of all functions has each once more.
+        function.as_ref().map_or(Ok(()), |function| budget.memory(2 * function.body.memory()))?;
+        Ok(function)
     }
 
-    pub fn read(package: &Package<'_>, files: Files<'_>) -> Result<Program, Fault> {
+    pub fn read(package: &Package<'_>, files: Files<'_>, budget: &Budget) -> Result<Program, Fault> {
         let map = &package.program.content;
         let blobs: HashSet<(u64, u64)> = map
             .extents()
@@ -177,19 +185,21 @@ impl Program {
             .collect();
         // What the import made a blob of its own is one extent.
         let wanted = |range: &std::ops::Range<u64>| blobs.contains(&(range.start, range.end));
-        let outline = outline(&MapBytes { map, blobs: files.0 }, &wanted)?;
+        let outline = outline(&Counted(MapBytes { map, blobs: files.0 }, budget), &wanted)?;
+        budget.tensors(outline.references.len() + outline.inline.len())?;
         let mut needed = Vec::with_capacity(outline.references.len() + outline.inline.len());
         let mut pieces = 0;
         for reference in &outline.references {
             let name = weight_file(&reference.file)?;
             let missing = || Fault::new(0, format!("{:?} is in {name:?}, which is missing", reference.name));
             let file = &package.weights.get(name).ok_or_else(missing)?.content;
-            let blob = milblob::parse_blob(&MapBytes { map: file, blobs: files.0 }, reference.offset)?;
+            let blob = milblob::parse_blob(&Counted(MapBytes { map: file, blobs: files.0 }, budget), reference.offset)?;
             let (data, at) = (data(file, &blob), Some((name.to_owned(), reference.offset)));
-            pieces += data.extents().count();
+            pieces += data.count();
             if pieces > PIECES {
                 return Err(Fault::new(0, format!("its constants lie in more than {PIECES} pieces")));
             }
+            budget.tensors(data.count().saturating_sub(1))?;
             needed.push(Some(Needed::new(blob.dtype, blob.padding_bits, data, at)));
         }
         for tensor in &outline.inline {
@@ -226,10 +236,11 @@ impl<'a> Group<'a> {
         mut program: Program,
         files: Files<'_>,
         room: &Cell<u64>,
+        budget: &Budget,
     ) -> Result<(), Fault> {
         if self.members.is_empty() {
             for (name, file) in &package.weights {
-                self.adopt(name, &file.content, file.mtime, files)?;
+                self.adopt(name, &file.content, file.mtime, files, budget)?;
             }
             // What a walk misses is there, too, if the program says so.
             for needed in program.needed.iter().flatten() {
@@ -257,7 +268,10 @@ impl<'a> Group<'a> {
             }
             let (index, offset) = match self.places.get(&needed.key) {
                 Some(place) => *place,
-                None => self.append(&needed, package.program.mtime)?,
+                None => {
+                    budget.file(needed.data.count())?;
+                    self.append(&needed, package.program.mtime)?
+                }
             };
             used.insert(index);
             places.push(Some(Place { file: self.files[index].name.clone(), offset }));
@@ -265,19 +279,27 @@ impl<'a> Group<'a> {
         let inline = places.split_off(program.outline.references.len());
         let patches = Patches::new(&program.outline, &places, &inline);
         let map = &package.program.content;
-        let function = program.function(package, &patches, files, room)?;
+        let function = program.function(package, &patches, files, room, budget)?;
         let program = (!patches.is_empty()).then(|| patches.apply(map, 0..map.size()));
+        program.as_ref().map_or(Ok(()), |program| budget.memory(program.memory()))?;
         self.members.push((package, Changes { program, function, ..Changes::default() }, used));
         Ok(())
     }
 
     /// Takes a weight file as it is.
-    fn adopt(&mut self, name: &str, map: &ExtentMap, mtime: SystemTime, files: Files<'_>) -> Result<(), Fault> {
-        let bytes = MapBytes { map, blobs: files.0 };
-        let blobs = milblob::parse(&bytes)?;
+    fn adopt(
+        &mut self,
+        name: &str,
+        map: &ExtentMap,
+        mtime: SystemTime,
+        files: Files<'_>,
+        budget: &Budget,
+    ) -> Result<(), Fault> {
+        let blobs = milblob::parse(&Counted(MapBytes { map, blobs: files.0 }, budget))?;
         let index = self.files.len();
         for blob in &blobs {
             let data = data(map, blob);
+            budget.file(data.count())?;
             let key = (blob.dtype, blob.size, blob.padding_bits, data.fingerprint());
             self.places.entry(key).or_insert((index, blob.metadata));
             self.blobs.insert((index, blob.metadata), key);

@@ -97,9 +97,13 @@ fn package(name: &str, sizes: &[(u64, u64)], blobs: &mut Sparse) -> Source {
 }
 
 fn shown(sources: &[Source], blobs: &Sparse) -> BTreeMap<String, (VirtualFile, VirtualFile)> {
+    shown_of(sources, blobs, &Budget::of(LIMITS))
+}
+
+fn shown_of(sources: &[Source], blobs: &Sparse, budget: &Budget) -> BTreeMap<String, (VirtualFile, VirtualFile)> {
     let packages: Vec<Package<'_>> =
-        sources.iter().map(|source| Package::find(source, Files(blobs)).unwrap()).collect();
-    let mut planned = shared::plan(&packages, Files(blobs));
+        sources.iter().map(|source| Package::find(source, Files(blobs), budget).unwrap()).collect();
+    let mut planned = shared::plan(&packages, Files(blobs), budget);
     let mut all = BTreeMap::new();
     for package in &packages {
         let mut branch = package.branch(&planned.remove(&package.source.name).unwrap_or_default());
@@ -202,8 +206,9 @@ fn constants_that_name_the_same_pieces_again_and_again_are_not_held() {
         let mut source = package("p", &[(1, 64)], &mut blobs);
         source.files[0].content = blobs.put(program(&vec![(64, PIECES); references], 0)).into();
         source.files[1].content = weights.into();
-        let package = Package::find(&source, Files(&blobs)).unwrap();
-        shared::Program::read(&package, Files(&blobs)).map(|program| program.needed.len())
+        let budget = Budget::of(LIMITS);
+        let package = Package::find(&source, Files(&blobs), &budget).unwrap();
+        shared::Program::read(&package, Files(&blobs), &budget).map(|program| program.needed.len())
     };
     assert_eq!(read(100), Ok(100));
     assert!(read(110).unwrap_err().what.contains("in more than 1048576 pieces"));
@@ -215,12 +220,13 @@ fn a_program_of_more_than_can_be_read_is_none() {
     let mut source = package("p", &[(1, 64)], &mut blobs);
     let waste = blobs.put(field(99, &[b'x'; 2000]).repeat(100));
     let mut long = (*source.files[0].content).clone();
-    while long.size() <= 4 << 30 {
+    while long.size() <= 5 << 30 {
         long.append(&waste);
     }
     source.files[0].content = long.into();
-    let packages = [Package::find(&source, Files(&blobs)).unwrap()];
-    assert!(shared::plan(&packages, Files(&blobs)).is_empty());
+    let budget = Budget::of(LIMITS);
+    let packages = [Package::find(&source, Files(&blobs), &budget).unwrap()];
+    assert!(shared::plan(&packages, Files(&blobs), &budget).is_empty());
 }
 
 #[test]
@@ -235,9 +241,10 @@ fn descriptions_of_more_than_fit_into_memory_are_of_no_function() {
             source
         })
         .collect();
+    let budget = Budget::of(LIMITS);
     let packages: Vec<Package<'_>> =
-        sources.iter().map(|source| Package::find(source, Files(&blobs)).unwrap()).collect();
-    let planned = shared::plan(&packages, Files(&blobs));
+        sources.iter().map(|source| Package::find(source, Files(&blobs), &budget).unwrap()).collect();
+    let planned = shared::plan(&packages, Files(&blobs), &budget);
     let is_of_one = |source: &&Source| planned[&source.name].function.is_some();
     let of_one: Vec<&str> = sources.iter().filter(is_of_one).map(|source| &*source.name).collect();
     assert_eq!(of_one, ["p0.mlpackage", "p1.mlpackage", "p2.mlpackage", "p3.mlpackage", "p4.mlpackage"]);
@@ -255,4 +262,33 @@ fn packages_that_share_a_small_constant_alone_keep_their_files() {
     let own: HashSet<Digest> = (0..100).map(|index| weights(&format!("p{index}"))).collect();
     assert_eq!(own.len(), 100);
     assert_eq!(weights("late"), weights("p48"));
+}
+
+#[test]
+fn packages_that_are_more_than_the_budget_is_for_are_as_they_were_imported() {
+    let mut blobs = Sparse::default();
+    let sizes: Vec<(u64, u64)> = (1..200).map(|number| (number, 64)).collect();
+    let turned: Vec<(u64, u64)> = sizes.iter().rev().copied().collect();
+    let orders = [&sizes, &turned, &turned, &turned];
+    let sources: Vec<Source> =
+        orders.iter().enumerate().map(|(index, sizes)| package(&format!("p{index}"), sizes, &mut blobs)).collect();
+    // How many are pointed at the file of the first, and why no more.
+    let changed = |limits: Limits| {
+        let budget = Budget::of(limits);
+        let all = shown_of(&sources, &blobs, &budget);
+        let is_changed = |source: &&Source| all[&source.name].0.content != source.files[0].content;
+        let others = sources.iter().filter(|source| !is_changed(source));
+        others.for_each(|source| assert_eq!(all[&source.name].1.content, source.files[1].content));
+        (sources.iter().filter(is_changed).count(), budget.over().map_or(String::new(), |fault| fault.what))
+    };
+    assert_eq!(changed(LIMITS), (3, String::new()));
+    for (limits, what) in [
+        (Limits { text: 300_000, ..LIMITS }, "programs, recipes, maps and headers have more than 300000 bytes"),
+        (Limits { tensors: 500, ..LIMITS }, "programs and blobs have more than 500 tensors"),
+        (Limits { extents: 9_000, ..LIMITS }, "files are more than 1125, or cut into more than 9000 pieces"),
+    ] {
+        let (count, told) = changed(limits);
+        assert_eq!(told, format!("the model is too large: its {what}: make several models of it"));
+        assert!((1..3).contains(&count), "{count}: {what}");
+    }
 }

@@ -35,17 +35,21 @@ pub(super) fn plan(
     budget: &Budget,
 ) -> Result<Vec<Vec<Piece>>> {
     match kind {
-        SourceKind::Mlmodel => scan.files.iter().map(|file| plan_bare(file, blob_threshold)).collect(),
+        SourceKind::Mlmodel => scan.files.iter().map(|file| plan_bare(file, blob_threshold, budget)).collect(),
         SourceKind::Mlmodelc => plan_compiled(scan, budget),
         _ => plan_package(path, scan, blob_threshold, budget),
     }
 }
 
 /// A bare `.mlmodel`.
-fn plan_bare(file: &FoundFile, blob_threshold: u64) -> Result<Vec<Piece>> {
-    let outline = read_outline(file, blob_threshold)?;
+fn plan_bare(file: &FoundFile, blob_threshold: u64, budget: &Budget) -> Result<Vec<Piece>> {
+    let outline = read_outline(file, blob_threshold, budget)?;
     match outline.references.first() {
-        None => Ok(plan_program(file, &outline)),
+        None => {
+            let parts = plan_program(file, &outline);
+            budget.file(parts.len()).at(&file.place)?;
+            Ok(parts)
+        }
         Some(Reference { name, file: weights, .. }) => {
             let what = format!("{name:?} is in {weights:?}, which only an .mlpackage has: import the whole package");
             Err(Error::format(&file.place, Fault::new(0, what)))
@@ -54,7 +58,7 @@ fn plan_bare(file: &FoundFile, blob_threshold: u64) -> Result<Vec<Piece>> {
 }
 
 /// The outline of a program, with its inline tensors from so many bytes on.
-fn read_outline(file: &FoundFile, blob_threshold: u64) -> Result<Outline> {
+fn read_outline(file: &FoundFile, blob_threshold: u64, budget: &Budget) -> Result<Outline> {
     /// Protobuf's own limit for a message.
     const MAX: u64 = (1 << 31) - 1;
     if file.len > MAX {
@@ -62,7 +66,18 @@ fn read_outline(file: &FoundFile, blob_threshold: u64) -> Result<Outline> {
         return Err(Error::format(&file.place, Fault::new(0, what)));
     }
     let bytes = FileBytes::open_container(file)?;
-    outline(&bytes, &|range| range.end - range.start >= blob_threshold).at(&file.place)
+    let outline = outline(&bytes, &|range| range.end - range.start >= blob_threshold).at(&file.place)?;
+    let inline = outline.inline.iter().map(|it| held(&it.name, &it.shape));
+    let all = outline.references.iter().map(|it| held(&it.name, &it.shape)).chain(inline);
+    budget.text(all.sum()).at(&file.place)?;
+    Ok(outline)
+}
+
+/// Bytes that are held of a tensor until the end: packages may all have the same large program.
+fn held(name: &str, shape: &[u64]) -> u64 {
+    /// Of what is held of each, whatever its name.
+    const LEAST: u64 = 64;
+    LEAST + name.len() as u64 + size_of_val(shape) as u64
 }
 
 /// A program: its inline tensors and what is between them.
@@ -91,7 +106,7 @@ fn plan_program(file: &FoundFile, outline: &Outline) -> Vec<Piece> {
 
 /// A compiled model: every file as it is, the weight files blob by blob.
 fn plan_compiled(scan: &Scan, budget: &Budget) -> Result<Vec<Vec<Piece>>> {
-    let mut by_file = references_of_texts(scan)?;
+    let mut by_file = references_of_texts(scan, budget)?;
     let mut pieces = Vec::with_capacity(scan.files.len());
     for file in &scan.files {
         let (dir, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
@@ -109,7 +124,7 @@ fn plan_compiled(scan: &Scan, budget: &Budget) -> Result<Vec<Vec<Piece>>> {
 /// What the texts of compiled programs say of the weight files beside them, by the paths of those.
 ///
 /// The text is Core ML's own and may change; what it does not say is only lost for the names.
-fn references_of_texts(scan: &Scan) -> Result<BTreeMap<String, Vec<Reference>>> {
+fn references_of_texts(scan: &Scan, budget: &Budget) -> Result<BTreeMap<String, Vec<Reference>>> {
     let mut by_file: BTreeMap<String, Vec<Reference>> = BTreeMap::new();
     for program in &scan.files {
         let Some(model) = program.path.strip_suffix("model.mil") else { continue };
@@ -118,6 +133,7 @@ fn references_of_texts(scan: &Scan) -> Result<BTreeMap<String, Vec<Reference>>> 
         }
         for reference in milprogram::references(&read_small(program, milprogram::MAX_TEXT)?) {
             if let Ok(name) = weight_file(&reference.file) {
+                budget.text(held(&reference.name, &reference.shape)).at(&program.place)?;
                 by_file.entry(format!("{model}weights/{name}")).or_default().push(reference);
             }
         }
@@ -144,7 +160,7 @@ fn plan_package(path: &Path, scan: &Scan, blob_threshold: u64, budget: &Budget) 
     let program = scan.file(&program).ok_or_else(|| {
         Error::format(&manifest.place, Fault::new(0, format!("the model {program:?} is missing or no file")))
     })?;
-    let outline = read_outline(program, blob_threshold)?;
+    let outline = read_outline(program, blob_threshold, budget)?;
     let weights_dir = program.path.rsplit_once('/').map_or("weights".into(), |(dir, _)| format!("{dir}/weights"));
     let mut by_file: BTreeMap<String, Vec<Reference>> = BTreeMap::new();
     for reference in &outline.references {

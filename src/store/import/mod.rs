@@ -28,6 +28,7 @@ use std::time::SystemTime;
 
 use super::Store;
 use super::stage::Stage;
+use crate::budget::{Budget, Limits};
 use crate::dtype::Dtype;
 use crate::error::{AtPath, Error, Result};
 use crate::model::{Model, ModelName, Source};
@@ -50,6 +51,8 @@ pub struct Options {
     pub follow_links: bool,
     /// Bytes from which on a tensor inside a Core ML program becomes a blob; [`BLOB_THRESHOLD`] if not given.
     pub blob_threshold: Option<u64>,
+    /// What the model may take.
+    pub limits: Limits,
 }
 
 /// Below this, a tensor costs more as a blob than it could save.
@@ -115,7 +118,8 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     let bounds = if options.follow_links { Bounds::none() } else { Bounds::of(paths).and_files(&given.split) };
     given.others = given.others.iter().map(|path| hub::snapshot(path)).collect::<Result<_>>()?;
     check_apart(root, &given.others)?;
-    let plans = plan::plan_all(&given, &bounds, options.blob_threshold.unwrap_or(BLOB_THRESHOLD))?;
+    let threshold = options.blob_threshold.unwrap_or(BLOB_THRESHOLD);
+    let plans = plan::plan_all(&given, &bounds, threshold, &Budget::of(options.limits))?;
     if plans.is_empty() {
         return Err(Error::Invalid("nothing is to be imported".into()));
     }
@@ -167,7 +171,7 @@ pub fn import(root: &Path, paths: &[PathBuf], options: &Options, progress: &dyn 
     let manifest = assemble::manifest(&stage, &name, plans, &stored, existing, &dropped)?;
     stage.flush()?;
     // Who imports may delete the originals then: what could not be read back is not taken.
-    store.model_of(&name, SystemTime::now(), &manifest).map_err(|error| {
+    store.model_of(&name, SystemTime::now(), &manifest, options.limits).map_err(|error| {
         Error::Invalid(format!("model {name} is not imported, since it could not be read from the store: {error}"))
     })?;
     stage.publish(&name, &manifest, options.replace)?;

@@ -33,14 +33,18 @@ const BARE: &str = ".mlmodel";
 type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
 
 /// Finds out what each path is and plans it; a directory of packages stands for all of them.
-pub(super) fn plan_all(given: &Given, bounds: &Bounds, blob_threshold: u64) -> Result<Vec<SourcePlan>> {
-    let budget = Budget::default();
+pub(super) fn plan_all(
+    given: &Given,
+    bounds: &Bounds,
+    blob_threshold: u64,
+    budget: &Budget,
+) -> Result<Vec<SourcePlan>> {
     let mut plans = given.split.iter().map(|parts| split::plan(parts, bounds)).collect::<Result<Vec<_>>>()?;
     for path in &given.others {
         let whole = scan(path, bounds)?;
         let packages = packages_in(path, &whole)?;
         if packages.is_empty() {
-            plans.push(plan_scan(path, whole, blob_threshold, &budget)?);
+            plans.push(plan_scan(path, whole, blob_threshold, budget)?);
             continue;
         }
         let mut beside: Vec<PathBuf> = beside(&whole, &packages).map(|name| path.join(name)).collect();
@@ -49,7 +53,7 @@ pub(super) fn plan_all(given: &Given, bounds: &Bounds, blob_threshold: u64) -> R
             let package = path.join(package);
             let mut scan = scan(&package, bounds)?;
             scan.skipped.append(&mut beside);
-            plans.push(plan_scan(&package, scan, blob_threshold, &budget)?);
+            plans.push(plan_scan(&package, scan, blob_threshold, budget)?);
         }
     }
     let mut names: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();

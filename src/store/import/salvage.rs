@@ -11,6 +11,7 @@ use super::scan::{FoundFile, scan};
 use super::source::SourcePlan;
 use super::split::Given;
 use super::{BLOB_THRESHOLD, Progress, assemble};
+use crate::budget::Budget;
 use crate::chunks::{buffer, for_each_chunk};
 use crate::digest::{Digest, Hasher};
 use crate::error::{AtPath, Result};
@@ -54,7 +55,7 @@ pub(in crate::store) fn salvage(
     let split = Given::of(&files).split.into_iter().map(|parts| Given { split: vec![parts], ..Given::default() });
     for unit in units.chain(split) {
         // What is planned whole can hold parts that are planned better by themselves, and the reverse.
-        let plans = plan_all(&unit, &bounds, BLOB_THRESHOLD);
+        let plans = plan_all(&unit, &bounds, BLOB_THRESHOLD, &Budget::default());
         let done = plans.and_then(|plans| found.import(stage, plans, waited, progress));
         found.note(done);
     }

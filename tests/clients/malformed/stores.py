@@ -277,7 +277,7 @@ for name, text, word in [
 for name, length, word in [
     ("missing", 7, "it is missing"),
     ("too long", 300 << 20, "314572800 bytes are too many for what it is"),
-    ("far too long", 1 << 40, "its recipes, maps and headers have more than"),
+    ("far too long", 1 << 40, "its programs, recipes, maps and headers have more than"),
 ]:
     own = Blob(OWN + "recipe", "dir", json.dumps(extents(extents=..., map=[NO, length])).encode())
     fault = word if length >> 40 else f'blob sha256:{NO}: {word}; it is part of the recipe of "dir"'

@@ -247,6 +247,54 @@ fn faults_have_names() {
     assert!(fault(&self::model(&program(&[(&"f".repeat(100_000), function)]))).contains("more than 64 MiB"));
 }
 
+/// A model that is made of the same bytes again and again.
+struct Repeated(ExtentMap, MemoryBlobs);
+
+impl Bytes for Repeated {
+    fn len(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn get(&self, offset: u64, len: usize) -> Result<Cow<'_, [u8]>, Fault> {
+        self.check_range(offset, len)?;
+        let mut bytes = vec![0; len];
+        self.0.read(&self.1, offset, &mut bytes).unwrap();
+        Ok(Cow::Owned(bytes))
+    }
+}
+
+#[test]
+fn what_is_said_again_and_again_is_not_held() {
+    let outlined = |operation: Vec<u8>, times: usize| {
+        let operation = field(3, &operation);
+        let (mut head, mut len) = (Vec::new(), times * operation.len());
+        for (number, before) in
+            [(2, field(1, b"CoreML6")), (3, vec![]), (2, field(1, b"main")), (2, vec![]), (502, vec![])]
+        {
+            let more = [before, varint(number << 3 | 2), varint(len as u64)].concat();
+            len += more.len();
+            head = [more, head].concat();
+        }
+        let mut blobs = MemoryBlobs::default();
+        let mut map = ExtentMap::from_bytes([number(1, 7), head].concat());
+        let (len, digest) = (operation.len() as u64, blobs.put(operation));
+        (0..times).for_each(|_| map.push_blob(digest, len, 0, len).unwrap());
+        super::super::outline(&Repeated(map, blobs), &|_| true).map(|outline| outline.references.len())
+    };
+    let constant = |value: &[u8]| operation("w", "const", &[field(5, &entry("val", value))]);
+    let file = field(5, &field(1, &vec![b'a'; 1 << 20]));
+    let long = constant(&[field(2, &tensor_type(11, &[2, 3])), file].concat());
+    assert_eq!(outlined(long.clone(), 100), Ok(100));
+    assert!(outlined(long, 300).unwrap_err().what.contains("weight files and shapes come to more than 256 MiB"));
+    let wide = |dims: usize| constant(&blob(&tensor_type(11, &vec![1; dims]), 64));
+    assert_eq!(outlined(wide(60_000), 1), Ok(1));
+    assert!(outlined(wide(70_000), 1).unwrap_err().what.contains("more than 65536 dimensions"));
+    // Each key is below the limit of all names, and they are not.
+    let keys: Vec<Vec<u8>> =
+        (0..70).map(|key| field(5, &entry(&format!("{key}{}", "x".repeat(1 << 20)), b""))).collect();
+    assert!(outlined(operation("w", "const", &keys), 1).unwrap_err().what.contains("more than 64 MiB"));
+}
+
 #[test]
 fn a_large_model_is_patched_in_no_time() {
     let values = vec![7; 900];
