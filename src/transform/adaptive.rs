@@ -3,6 +3,8 @@
 //! The output is a mask with a bit for each block, the scales, and the blocks. The survey is the mask and behind it, for
 //! every 512 blocks, how many were kept before them: enough to find any block's place by looking at few bytes.
 
+use std::sync::{Mutex, PoisonError};
+
 use multiversion::{multiversion, target::target_cfg_f};
 
 use super::Input;
@@ -11,7 +13,7 @@ use super::granules::{BATCH, with_scratch};
 use super::int8::foreign;
 use super::quantise::{LINE, LINES, levels, pack4, peaks, quantise, scales};
 use super::survey::{PART, for_each_part};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Elements of a block.
 pub(super) const BLOCK: usize = LINE;
@@ -27,6 +29,12 @@ const STRIDE: u64 = 512;
 
 /// Blocks of a tensor at the most, which are 8 Gi elements: all of their scores are in memory at once.
 const MOST: u64 = 1 << 28;
+
+/// Blocks of a tensor from which on it is surveyed when no other of its size is: their scores are 64 MiB.
+const LARGE: u64 = 1 << 24;
+
+/// Held by who surveys a large tensor. A survey has all cores, so two at once would not end sooner.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// The lengths of the output's parts, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -232,7 +240,14 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
     let parts = Parts::of(input.len() / float.bytes() as u64).ok_or_else(foreign)?;
     let width = BLOCK * float.bytes();
     let in_part = PART / width;
-    let mut scores = vec![0u32; usize::try_from(parts.blocks).map_err(|_| foreign())?];
+    let _alone = (parts.blocks >= LARGE).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut scores = Vec::new();
+    let blocks = usize::try_from(parts.blocks).map_err(|_| foreign())?;
+    scores.try_reserve_exact(blocks).map_err(|_| {
+        let bytes = size_of::<u32>() as u64 * parts.blocks;
+        Error::Invalid(format!("a tensor of {} bytes needs {bytes} bytes of memory for its scores", input.len()))
+    })?;
+    scores.resize(blocks, 0u32);
     let range = |(index, scores): &(usize, &mut [u32])| {
         let from = *index as u64 * (in_part * width) as u64;
         (from, ((scores.len() * width) as u64).min(input.len() - from) as usize)
@@ -339,6 +354,29 @@ fn threshold(scores: &[u32], kept: u64) -> (u32, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Endless, and read to find out who reads.
+    struct Watched(u64);
+
+    impl Input for Watched {
+        fn len(&self) -> u64 {
+            self.0
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<()> {
+            Err(Error::Invalid(if ALONE.try_lock().is_err() { "alone" } else { "among others" }.into()))
+        }
+
+        fn survey(&self) -> Result<std::sync::Arc<[u8]>> {
+            unreachable!("the survey asks for none")
+        }
+    }
+
+    #[test]
+    fn a_large_tensor_is_surveyed_when_no_other_is() {
+        let told = |blocks: u64| survey(Float::F16, &Watched(blocks * BLOCK as u64 * 2)).unwrap_err().to_string();
+        assert_eq!((told(LARGE - 1), told(LARGE)), ("among others".into(), "alone".into()));
+    }
 
     /// The page's words in plain arithmetic.
     fn plain(line: &[f32]) -> u32 {
