@@ -36,7 +36,7 @@ pub fn outline(bytes: &(impl Bytes + ?Sized), wanted: &dyn Fn(&Range<u64>) -> bo
     walk(bytes, wanted, false)
 }
 
-/// The same without a look into the functions: no references and no inline tensors, in no time.
+/// The same without a look into the program: no references and no inline tensors, in no time.
 pub fn surface(bytes: &(impl Bytes + ?Sized)) -> Result<Outline, Fault> {
     walk(bytes, &|_| false, true)
 }
@@ -275,7 +275,9 @@ impl<'a, B: Bytes + ?Sized> Walk<'a, B> {
                 name => self.named(format_args!("{name}/"), visit)?,
             }
         }
-        self.attributes("", attributes, false)?;
+        if !self.shallow {
+            self.attributes("", attributes, false)?;
+        }
         self.held = held;
         Ok(())
     }
