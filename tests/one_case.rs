@@ -14,7 +14,6 @@ use folding::Folding;
 
 #[test]
 fn names_that_differ_only_in_case_are_not_mixed_up() {
-    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
     let store = Store::none();
     let disk = store.dir.path().join("disk");
     fs::create_dir(&disk).unwrap();
@@ -39,11 +38,10 @@ fn names_that_differ_only_in_case_are_not_mixed_up() {
         for command in ["rm", "show", "verify"] {
             assert!(store.refused(&[command, name]).contains("not found"), "{command}");
         }
-        let from = name.replace(['/', ':'], "_").to_lowercase();
         let other = Store::none();
         other.add(name, &[&other.code()]);
         let said = store.refused(&["import", other.path().to_str().unwrap()]);
-        assert!(said.contains("on this file system"), "{from}: {said}");
+        assert!(said.contains("on this file system"), "{name}: {said}");
     }
     assert!(store.refused(&["rm", "Foo"]).contains("which has foo:latest"));
     assert_eq!(store.listing(), before);

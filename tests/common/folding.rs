@@ -240,7 +240,9 @@ impl Folding {
 
 impl Drop for Folding {
     fn drop(&mut self) {
-        let umount = std::process::Command::new("umount").arg("-l").arg(&self.at).status();
+        let is_root = rustix::process::geteuid().is_root();
+        let (program, lazily) = if is_root { ("umount", "-l") } else { ("fusermount3", "-uz") };
+        let umount = std::process::Command::new(program).arg(lazily).arg(&self.at).status();
         assert!(umount.is_ok_and(|status| status.success()));
         drop(self.session.take());
     }
