@@ -92,7 +92,7 @@ impl Mountpoint {
             // By its own descriptor it would be in use. Its last name is not followed.
             sys::unmount(&path_of(&self.above).join(&self.name), lazy)
         } else {
-            unmount::unmount(&self.path, lazy)
+            unmount::by_helper(&self.path, lazy)
         }
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::mounts::{self, Mounted};
-use super::unmount;
+use super::sys;
 
 /// A directory to mount on, or what is mounted on it.
 #[derive(Clone, Debug)]
@@ -42,6 +42,6 @@ impl Mountpoint {
 
     /// Unmounts what is on it. A mount in use is [`io::ErrorKind::ResourceBusy`] unless `lazy`.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
-        unmount::unmount(&self.path, lazy)
+        sys::unmount(&self.path, lazy)
     }
 }

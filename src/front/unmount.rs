@@ -1,19 +1,8 @@
-//! Unmounting: by system call as root, by the setuid helper of the package fuse3 as anyone else.
+//! Unmounting by the setuid helper of the package fuse3, as anyone but root.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-use super::sys;
-
-/// Unmounts `mountpoint`, which must be canonical. A mount in use is [`io::ErrorKind::ResourceBusy`] unless `lazy`.
-pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    if cfg!(target_os = "linux") && !sys::is_root() {
-        unmount_by_helper(mountpoint, lazy)
-    } else {
-        sys::unmount(mountpoint, lazy)
-    }
-}
 
 /// The program that lets an ordinary user mount and unmount, if it is installed.
 pub fn helper() -> Option<PathBuf> {
@@ -26,7 +15,9 @@ pub fn helper() -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-fn unmount_by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+/// Unmounts `mountpoint`, which must be canonical, by the helper. A mount in use is [`io::ErrorKind::ResourceBusy`] unless
+/// `lazy`.
+pub fn by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let helper = helper().ok_or_else(|| io::Error::other("fusermount3 is missing; install the package fuse3"))?;
     let mut command = Command::new(helper);
     command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint).stdin(Stdio::null()).stdout(Stdio::null());
