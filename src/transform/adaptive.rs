@@ -3,8 +3,6 @@
 //! The output is a mask with a bit for each block, the scales, and the blocks. The survey is the mask and behind it, for
 //! every 512 blocks, how many were kept before them: enough to find any block's place by looking at few bytes.
 
-use std::sync::{Mutex, PoisonError};
-
 use multiversion::{multiversion, target::target_cfg_f};
 
 use super::Input;
@@ -13,6 +11,7 @@ use super::granules::{BATCH, with_scratch};
 use super::int8::foreign;
 use super::quantise::{LINE, LINES, levels, pack4, peaks, quantise, scales};
 use super::survey::{PART, for_each_part};
+use super::turn::{Turn, Turns};
 use crate::error::{Error, Result};
 
 /// Elements of a block.
@@ -33,8 +32,8 @@ const MOST: u64 = 1 << 28;
 /// Blocks of a tensor from which on it is surveyed when no other of its size is: their scores are 64 MiB.
 const LARGE: u64 = 1 << 24;
 
-/// Held by who surveys a large tensor. A survey has all cores, so two at once would not end sooner.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Who surveys a large tensor. A survey has all cores, so two at once would not end sooner.
+static LARGE_ONES: Turns = Turns::new();
 
 /// The lengths of the output's parts, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -240,7 +239,7 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
     let parts = Parts::of(input.len() / float.bytes() as u64).ok_or_else(foreign)?;
     let width = BLOCK * float.bytes();
     let in_part = PART / width;
-    let _alone = (parts.blocks >= LARGE).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
+    let turn = (parts.blocks >= LARGE).then(|| LARGE_ONES.take());
     let mut scores = Vec::new();
     let blocks = usize::try_from(parts.blocks).map_err(|_| foreign())?;
     scores.try_reserve_exact(blocks).map_err(|_| {
@@ -253,6 +252,7 @@ pub(super) fn survey(float: Float, input: &dyn Input) -> Result<Vec<u8>> {
         (from, ((scores.len() * width) as u64).min(input.len() - from) as usize)
     };
     for_each_part(input, scores.chunks_mut(in_part).enumerate(), range, |(_, scores), bytes| {
+        turn.iter().for_each(Turn::step);
         let mut tiles = scores.chunks_mut(LINES);
         float.for_each_tile(bytes, |tile| {
             if let Some(scores) = tiles.next() {
@@ -364,7 +364,7 @@ mod tests {
         }
 
         fn read(&self, _: u64, _: &mut [u8]) -> Result<()> {
-            Err(Error::Invalid(if ALONE.try_lock().is_err() { "alone" } else { "among others" }.into()))
+            Err(Error::Invalid(if LARGE_ONES.is_taken() { "alone" } else { "among others" }.into()))
         }
 
         fn survey(&self) -> Result<std::sync::Arc<[u8]>> {

@@ -21,6 +21,7 @@ mod granules;
 mod int8;
 mod quantise;
 mod survey;
+mod turn;
 
 use std::sync::Arc;
 
