@@ -19,24 +19,26 @@ mod gc;
 pub mod import;
 pub mod ingest;
 mod load;
+mod lock;
 mod memo;
 mod near;
 mod place;
 mod repair;
 mod seen;
 mod stage;
+mod survey;
 mod verify;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use crate::digest::Digest;
 use crate::error::{AtPath, Error, Result, quoted};
 use crate::extent::Blobs;
-use crate::model::{ModelName, to_unix};
+use crate::model::ModelName;
 
 pub use access::Access;
 pub(crate) use access::is_sole;
@@ -44,14 +46,14 @@ use beneath::Dir;
 pub use blobs::BlobFiles;
 use check::Checks;
 pub use gc::{GcReport, Lease};
+pub use lock::Lock;
 pub use repair::{Repaired, RepairedFile};
 pub use seen::Seen;
+pub use survey::{Found, Survey, Times};
 pub use verify::{Damage, VerifyReport};
 
 /// wmount's own directory in a store.
 const OWN: &str = ".wmount";
-/// The writers' lock in it.
-const LOCK: &str = "lock";
 /// The directory of the manifests.
 const MANIFESTS: &str = "manifests";
 /// Bytes that a file in it can have: with a row of 200 bytes for each model, a million of them.
@@ -71,80 +73,6 @@ pub struct Store {
     allow_overflow: bool,
 }
 
-/// A manifest found in the store, not yet read.
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// The model's name, from the manifest's path.
-    pub name: ModelName,
-    /// When the manifest was written.
-    pub written: SystemTime,
-    /// The manifest's inode and length: with the times they tell one version of it from the next.
-    pub version: (u64, u64),
-    /// When the manifest's inode last changed, in seconds and nanoseconds: unlike [`Found::written`] nobody can set it.
-    pub changed: (i64, i64),
-    /// Whether it was found so long after that time that a later change has another. This is no part of what it is.
-    pub settled: bool,
-    /// Which versions there are of what was computed for its other [`Form`](crate::format::Form)s, 0 where nothing was.
-    pub forms: [u64; 2],
-}
-
-/// What is below `manifests/`.
-#[derive(Debug, Default)]
-pub struct Survey {
-    /// The models, in order of name.
-    pub models: Vec<Found>,
-    /// Why something could not be looked at that may be a model, too.
-    pub hidden: Vec<Error>,
-    /// Files and directories that no model's manifest can be.
-    nameless: Vec<PathBuf>,
-    /// When names in the directories last came or went.
-    pub times: Times,
-}
-
-/// Times of `manifests/` and of the directories below it, by their paths in it.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Times(BTreeMap<String, SystemTime>);
-
-impl Times {
-    fn look(&mut self, manifests: &Path, inside: &str) {
-        if let Ok(time) = fs::metadata(manifests.join(inside)).and_then(|found| found.modified()) {
-            self.0.insert(inside.into(), time);
-        }
-    }
-
-    /// The newest of all.
-    pub fn newest(&self) -> Option<SystemTime> {
-        self.0.values().max().copied()
-    }
-
-    /// That of a model's host, of the namespace in it, and of the name in that.
-    pub fn above(&self, model: &ModelName) -> [Option<SystemTime>; 3] {
-        let ModelName { host, namespace, name, .. } = model;
-        let inside = [host.clone(), format!("{host}/{namespace}"), format!("{host}/{namespace}/{name}")];
-        inside.map(|inside| self.0.get(&inside).copied())
-    }
-}
-
-impl Found {
-    fn identity(&self) -> impl Eq + std::hash::Hash + '_ {
-        (&self.name, self.written, self.version, self.changed, self.forms)
-    }
-}
-
-impl PartialEq for Found {
-    fn eq(&self, other: &Found) -> bool {
-        self.identity() == other.identity()
-    }
-}
-
-impl Eq for Found {}
-
-impl std::hash::Hash for Found {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.identity().hash(state);
-    }
-}
-
 /// What is at a path, if anything is; who may not look is not told that nothing is there.
 fn found(path: &Path) -> Result<Option<fs::Metadata>> {
     use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -152,31 +80,6 @@ fn found(path: &Path) -> Result<Option<fs::Metadata>> {
         Ok(found) => Ok(Some(found)),
         Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
         Err(error) => Err(Error::io(path, error)),
-    }
-}
-
-/// Held while the store is written to. It ends when the file closes.
-#[derive(Debug)]
-pub struct Lock {
-    file: File,
-    path: PathBuf,
-}
-
-impl Lock {
-    /// Refuses to go on where the file that is locked is not the store's lock any more: another process may have that.
-    fn check(&self) -> Result<()> {
-        use std::os::unix::fs::MetadataExt;
-
-        let of = |found: fs::Metadata| (found.dev(), found.ino());
-        let is_held = of(self.file.metadata().at(&self.path)?);
-        if fs::symlink_metadata(&self.path).is_ok_and(|there| of(there) == is_held) {
-            return Ok(());
-        }
-        let (path, own) = (self.path.display(), self.path.with_file_name(""));
-        Err(Error::Invalid(format!(
-            "{path}: was removed, or the store was moved, while it was written to: run this again, and leave {} alone meanwhile",
-            own.display()
-        )))
     }
 }
 
@@ -350,54 +253,6 @@ impl Store {
         }
     }
 
-    /// Takes the writers' lock, or says that another process has it.
-    pub fn lock(&self) -> Result<Lock> {
-        /// A mount with `--ingest` holds it for moments, which are worth waiting for; an import is not.
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let began = Instant::now();
-        loop {
-            match self.try_lock()? {
-                Some(lock) => return Ok(lock),
-                None if began.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
-                None => return Err(Error::Locked(self.root.clone())),
-            }
-        }
-    }
-
-    /// Takes the writers' lock if nobody has it.
-    fn try_lock(&self) -> Result<Option<Lock>> {
-        Ok(self.try_lock_file(LOCK)?.map(|(path, file)| Lock { path, file }))
-    }
-
-    /// A file below `.wmount/`, locked; `None` if another process has it.
-    fn try_lock_file(&self, name: &str) -> Result<Option<(PathBuf, File)>> {
-        let (path, file) = self.lock_file(name)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some((path, file))),
-            Err(fs::TryLockError::WouldBlock) => Ok(None),
-            Err(fs::TryLockError::Error(error)) => Err(Error::io(&path, error)),
-        }
-    }
-
-    /// Takes the writers' lock when whoever has it is done.
-    fn wait_for_lock(&self) -> Result<Lock> {
-        let (path, file) = self.lock_file(LOCK)?;
-        file.lock().at(&path)?;
-        Ok(Lock { file, path })
-    }
-
-    fn lock_file(&self, name: &str) -> Result<(PathBuf, File)> {
-        use std::os::unix::fs::OpenOptionsExt;
-
-        let path = self.own_path(name)?;
-        // Who may read a file may lock it, too: another user could keep this one from ever writing.
-        let mut options = File::options();
-        options.create(true).truncate(false).write(true).mode(0o660).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(&path);
-        let file = file.map_err(|error| self.unwritable(&path, error))?;
-        Ok((path, file))
-    }
-
     /// Has mounts look at the store again: they watch the directory of the manifests.
     fn wake_mounts(&self) {
         let dir = self.manifests_dir();
@@ -411,109 +266,6 @@ impl Store {
         let space = rustix::fs::statvfs(&self.root)?;
         Ok((space.f_frsize, space.f_blocks, space.f_bavail))
     }
-
-    /// Every manifest of the store, in order of name; what is none is passed over with a log line.
-    pub fn find(&self) -> Result<Vec<Found>> {
-        Ok(self.survey()?.models)
-    }
-
-    /// The same for who takes away what no manifest reaches.
-    ///
-    /// # Errors
-    /// Something below `manifests/` cannot be looked at: nobody knows what it reaches.
-    fn survey_all(&self) -> Result<Survey> {
-        let survey = self.survey()?;
-        match survey.hidden.first() {
-            None => Ok(survey),
-            Some(error) => Err(Error::Invalid(format!(
-                "{error}; it may be a model, so nothing is removed: mend it, or take it away"
-            ))),
-        }
-    }
-
-    /// Looks through `manifests/`.
-    pub fn survey(&self) -> Result<Survey> {
-        let (mut found, mut hidden, mut nameless) = (Vec::new(), Vec::new(), Vec::new());
-        let mut pass_over = |path: PathBuf, error: Error| {
-            self.ignore(path.clone(), &error);
-            match may_hide_a_model(&error) {
-                true => hidden.push(error),
-                false => nameless.push(path),
-            }
-        };
-        let root = self.manifests_dir();
-        let manifests = Dir::open(&root).at(&root)?;
-        let forms = self.form_files();
-        // Each before what is in it: a name that comes meanwhile is then newer than the time.
-        let mut times = Times::default();
-        times.look(&root, "");
-        for host in children(&root)? {
-            times.look(&root, &host);
-            for namespace in below(&root.join(&host), &mut pass_over) {
-                times.look(&root, &format!("{host}/{namespace}"));
-                for name in below(&root.join(&host).join(&namespace), &mut pass_over) {
-                    times.look(&root, &format!("{host}/{namespace}/{name}"));
-                    let dir = root.join(&host).join(&namespace).join(&name);
-                    for tag in below(&dir, &mut pass_over) {
-                        match found_in(&manifests, &dir.join(&tag), [&host, &namespace, &name, &tag]) {
-                            Ok(model) => found.push(Found { forms: forms.of(&model.name), ..model }),
-                            Err(error) => pass_over(dir.join(&tag), error),
-                        }
-                    }
-                }
-            }
-        }
-        found.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Survey { models: found, hidden, nameless, times })
-    }
-
-    /// These models, or what a survey finds if none is named.
-    pub fn survey_of(&self, names: &[ModelName]) -> Result<Survey> {
-        if names.is_empty() {
-            return self.survey();
-        }
-        let models = names.iter().map(|name| self.find_asked(name)).collect::<Result<_>>()?;
-        Ok(Survey { models, ..Survey::default() })
-    }
-
-    /// Says once that something below `manifests/` is no manifest.
-    fn ignore(&self, path: PathBuf, why: &Error) {
-        let path_text = path.display().to_string();
-        if self.ignored.lock().unwrap_or_else(PoisonError::into_inner).insert(path) {
-            let why = why.to_string();
-            let why = why.strip_prefix(&format!("{path_text}: ")).unwrap_or(&why);
-            tracing::warn!("{path_text} is ignored: {why}");
-        }
-    }
-
-    /// The manifest of one model.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] if the store does not have it; others if nobody can tell.
-    pub fn find_one(&self, name: &ModelName) -> Result<Found> {
-        let path = self.manifest_path(name);
-        let found = Dir::open(&self.manifests_dir())
-            .at(&path)
-            .and_then(|manifests| found_in(&manifests, &path, [&name.host, &name.namespace, &name.name, &name.tag]));
-        match found {
-            Ok(model) if self.respelled(name).is_none() => {
-                Ok(Found { forms: self.form_files_of(&model.name), ..model })
-            }
-            Err(error) if may_hide_a_model(&error) => Err(error),
-            _ => Err(Error::NotFound(format!("model {name} in the store {}", self.root.display()))),
-        }
-    }
-
-    /// The same where there need not be one, but could be.
-    fn find_any(&self, name: &ModelName) -> Result<Option<Found>> {
-        if let Some(respelled) = self.respelled(name) {
-            return Err(respelled.refusal(name));
-        }
-        match self.find_one(name) {
-            Err(Error::NotFound(_)) => Ok(None),
-            found => found.map(Some),
-        }
-    }
 }
 
 /// Makes a directory unless there is one.
@@ -521,26 +273,6 @@ fn make_dir(dir: &Path) -> std::io::Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         outcome => outcome,
-    }
-}
-
-/// The names in a directory below `manifests/`; none in what is no directory or cannot be read.
-fn below(dir: &Path, pass_over: &mut impl FnMut(PathBuf, Error)) -> Vec<String> {
-    children(dir).unwrap_or_else(|error| {
-        pass_over(dir.to_owned(), error);
-        Vec::new()
-    })
-}
-
-/// Whether what cannot be looked at is, or holds, a manifest for all that is known.
-fn may_hide_a_model(error: &Error) -> bool {
-    use std::io::ErrorKind::{NotADirectory, NotFound};
-    let Error::Io { path, source } = error else { return false };
-    match source.kind() {
-        NotADirectory => false,
-        // It is gone by now, or a link to what is not there just now, such as a disk.
-        NotFound => fs::symlink_metadata(path).is_ok(),
-        _ => true,
     }
 }
 
@@ -565,20 +297,4 @@ fn remove_with_files(dir: &Path) -> Result<Vec<(String, u64)>> {
     }
     fs::remove_dir_all(dir).at(dir)?;
     Ok(removed)
-}
-
-/// No file system counts time in longer steps, in seconds.
-const COARSEST: i64 = 2;
-
-fn found_in(manifests: &Dir, path: &Path, [host, namespace, name, tag]: [&str; 4]) -> Result<Found> {
-    use std::os::unix::fs::MetadataExt;
-    let name = ModelName::new(host, namespace, name, tag)?;
-    let metadata = manifests.metadata(&name.manifest_path()).at(path)?;
-    if !metadata.is_file() {
-        return Err(Error::Invalid("is no regular file".into()));
-    }
-    let written = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    let changed = (metadata.ctime(), metadata.ctime_nsec());
-    let settled = to_unix(SystemTime::now()).0 - changed.0 > COARSEST;
-    Ok(Found { name, written, version: (metadata.ino(), metadata.len()), changed, settled, forms: [0; 2] })
 }
