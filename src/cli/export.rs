@@ -37,26 +37,33 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
     if fs::symlink_metadata(&args.dest).is_ok() {
         return Err(Error::Invalid(format!("{}: exists already; export writes over nothing", args.dest.display())));
     }
+    let above = args.dest.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // What is missing is told of by its own name.
-    if let Some(dir) = args.dest.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        fs::metadata(dir).at(dir)?;
-    }
+    fs::metadata(above).at(above)?;
     let (bar, links) = (Bar::new("exporting"), HashMap::new());
     let mut export = Export { vfs: &vfs, bar, links, stop: stop_flag()?, has_begun: false, files: 0, bytes: 0 };
     export.bar.begin(export.total(&attr)?);
     let outcome = export.branch(&attr, &args.dest);
     export.bar.finish();
-    if let Err(error) = outcome {
-        // What is half there would look like a model; what another has put there meanwhile is not ours to remove.
-        if export.has_begun {
-            let _ = if attr.kind == Kind::Dir { fs::remove_dir_all(&args.dest) } else { fs::remove_file(&args.dest) };
-        }
-        return Err(error);
-    }
+    // What another has put there meanwhile is not ours to remove.
+    outcome.map_err(|error| if export.has_begun { take_back(error, attr.kind, &args.dest) } else { error })?;
+    // Its own name is durable, too, where whoever may write into a directory may read it.
+    File::open(above).map_or(Ok(()), |dir| dir.sync_all()).at(above)?;
     if args.json {
         return print_json(&json!({"path": args.dest.to_string_lossy(), "files": export.files, "bytes": export.bytes}));
     }
     print(&format!("{}: {}, {}\n", args.dest.display(), count(export.files, "file"), size(export.bytes)))
+}
+
+/// Removes what was written before an error: what is half there would look like a model.
+fn take_back(error: Error, kind: Kind, dest: &Path) -> Error {
+    match if kind == Kind::Dir { fs::remove_dir_all(dest) } else { fs::remove_file(dest) } {
+        Ok(()) => error,
+        Err(why) => Error::Invalid(format!(
+            "{error}; what was written so far is left, and is not whole: {}: {why}",
+            dest.display()
+        )),
+    }
 }
 
 /// What SIGINT and its like set, so that nothing half done is left; the second one ends the process at once.
@@ -103,7 +110,8 @@ impl Export<'_> {
                 }
             }
         }
-        File::open(dest).and_then(|file| file.set_modified(attr.mtime)).at(dest)
+        let written = File::open(dest).at(dest)?;
+        written.set_modified(attr.mtime).and_then(|()| written.sync_all()).at(dest)
     }
 
     fn file(&mut self, attr: &Attr, dest: &Path) -> Result<()> {
@@ -121,7 +129,7 @@ impl Export<'_> {
         self.has_begun = true;
         for_each_chunk(self.vfs, attr, |chunk| {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::Invalid("interrupted; what was written so far is removed again".into()));
+                return Err(Error::Invalid("interrupted".into()));
             }
             self.bar.advance(chunk.len() as u64);
             self.bytes += chunk.len() as u64;
@@ -130,7 +138,7 @@ impl Export<'_> {
         if attr.nlink > 1 {
             self.links.insert(attr.ino, dest.to_owned());
         }
-        file.sync_all().at(dest)
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -231,6 +232,29 @@ def test_of_two_exports_to_one_place_one_is_refused_and_takes_nothing_away(small
         words = first.communicate()[1].decode()
     assert first.returncode == 1 and "exists" in words, words
     assert Store(dest).listing() == Store(tmp_path / "expected").listing()
+
+
+def test_what_was_exported_is_durable(small, tmp_path):
+    dest, log = tmp_path / "copy", tmp_path / "log"
+    traced = ["strace", "-f", "-qq", "-y", "-o", log, "-e", "trace=fsync", BINARY, "-s", small.path]
+    subprocess.run([*traced, "export", "safetensors", dest], check=True, stdout=subprocess.DEVNULL)
+    synced = re.findall(r"fsync\(\d+<(.*)>\)\s*= 0", log.read_text())
+    assert {str(path) for path in [tmp_path, dest, *dest.rglob("*")]} <= set(synced)
+    assert any(dest.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("inside", ["safetensors/tiny-llama", "amb/tiny-llama/latest.amb"])
+def test_half_an_export_that_cannot_be_removed_is_told_of(small, tmp_path, inside):
+    dest = tmp_path / "copy"
+    largest = max(small.blobs().items(), key=lambda blob: blob[1])[0]
+    os.truncate(small.path / "blobs" / largest, 100)
+    refused = ["strace", "-f", "-qq", "-o", tmp_path / "log", "-e", "inject=/^unlink:error=EACCES"]
+    command = [BINARY, "-s", small.path, "export", inside]
+    done = subprocess.run([*refused, *command, dest], capture_output=True, text=True)
+    assert done.returncode == 1 and dest.exists()
+    assert "is left, and is not whole" in done.stderr and str(dest) in done.stderr, done.stderr
+    done = subprocess.run([*command, tmp_path / "second"], capture_output=True, text=True)
+    assert done.returncode == 1 and "is left" not in done.stderr and not (tmp_path / "second").exists()
 
 
 def test_an_export_to_where_files_have_one_name_is_whole(world, tmp_path):
