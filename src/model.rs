@@ -233,11 +233,13 @@ pub enum SourceKind {
     GgufProjector,
     /// The same: an adapter.
     GgufAdapter,
+    /// What lies beside packages in their directory.
+    Files,
 }
 
 impl SourceKind {
     /// Every kind.
-    pub const ALL: [SourceKind; 9] = [
+    pub const ALL: [SourceKind; 10] = [
         SourceKind::Safetensors,
         SourceKind::Mlpackage,
         SourceKind::Mlmodel,
@@ -247,11 +249,12 @@ impl SourceKind {
         SourceKind::Gguf,
         SourceKind::GgufProjector,
         SourceKind::GgufAdapter,
+        SourceKind::Files,
     ];
 
     /// Whether its tensors are a model's own weights, of which there is one set.
     pub fn is_weights(self) -> bool {
-        !self.is_program() && !matches!(self, SourceKind::GgufProjector | SourceKind::GgufAdapter)
+        !self.is_program() && !matches!(self, SourceKind::GgufProjector | SourceKind::GgufAdapter | SourceKind::Files)
     }
 
     /// The word in recipes and in output.
@@ -266,6 +269,7 @@ impl SourceKind {
             SourceKind::Gguf => "gguf",
             SourceKind::GgufProjector => "gguf-projector",
             SourceKind::GgufAdapter => "gguf-adapter",
+            SourceKind::Files => "files",
         }
     }
 

@@ -29,7 +29,7 @@ fn refused(store: &Store, name: &str, paths: &[&PathBuf], reason: &str) {
     assert!(words.contains(reason), "{words}");
     assert_eq!(store.listing(), before, "{words}");
     let left: Vec<_> = fs::read_dir(store.path().join(".wmount")).unwrap().map(|it| it.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| name == "lock" || name == "removed"), "{left:?}");
+    assert!(left.iter().all(|name| ["lock", "memo.json", "removed"].iter().any(|own| name == own)), "{left:?}");
 }
 
 fn package_file(package: &str) -> String {
@@ -321,28 +321,50 @@ fn the_store_is_imported_and_not_what_a_mount_shows_of_it() {
 }
 
 #[test]
-fn what_is_passed_over_beside_packages_is_told() {
+fn what_lies_beside_packages_is_kept() {
     let store = Store::none();
     let all = store.dir.path().join("all");
-    for dir in [".git", "empty"] {
+    for dir in [".git", "empty", "docs/.cache"] {
         fs::create_dir_all(all.join(dir)).unwrap();
     }
     for name in ["s1", "s2"] {
         let package = format!("{name}.mlpackage");
         fs::rename(store.package(name, name[1..].parse().unwrap(), &other(7)), all.join(package)).unwrap();
     }
-    for name in [".gitattributes", "README.md"] {
-        fs::write(all.join(name), "text").unwrap();
+    for name in [".gitattributes", "README.md", "config.json", "docs/all"] {
+        fs::write(all.join(name), format!("{{\"name\": {name:?}}}")).unwrap();
     }
     fs::write(all.join("._s1.mlpackage"), b"\x00\x05\x16\x07 and more").unwrap();
+    fs::create_dir(all.join("s1.mlpackage/.git")).unwrap();
     let report = store.add("all", &[&all]);
-    assert_eq!(report["sources"], serde_json::json!(["s1.mlpackage", "s2.mlpackage"]));
+    assert_eq!(report["formats"], serde_json::json!(["s1.mlpackage", "s2.mlpackage", "all (files)"]));
     let mut skipped: Vec<String> = serde_json::from_value(report["skipped"].clone()).unwrap();
     skipped.sort();
-    let expected = [".git", "._s1.mlpackage", ".gitattributes", "README.md", "empty"];
-    let mut expected = expected.map(|name| all.join(name).to_str().unwrap().to_owned());
-    expected.sort();
-    assert_eq!(skipped, expected);
+    let expected = ["._s1.mlpackage", ".git", "docs/.cache", "s1.mlpackage/.git"];
+    assert_eq!(skipped, expected.map(|name| all.join(name).to_str().unwrap().to_owned()));
+    // As it was, in the layout of what was imported, and configs and the like beside the weights made of packages.
+    let back = store.dir.path().join("back");
+    store.run(&["export", "original/all/latest", back.to_str().unwrap()]);
+    let made = store.dir.path().join("made");
+    store.run(&["export", "safetensors/all/latest", made.to_str().unwrap()]);
+    for name in [".gitattributes", "README.md", "config.json", "docs/all"] {
+        let written = fs::read(all.join(name)).unwrap();
+        assert_eq!(
+            (fs::read(back.join("all").join(name)).unwrap(), fs::read(made.join(name)).unwrap()),
+            (written.clone(), written)
+        );
+        let time = |path: PathBuf| fs::metadata(path).unwrap().modified().unwrap();
+        assert_eq!(time(back.join("all").join(name)), time(all.join(name)));
+    }
+    assert!(back.join("all/empty").is_dir() && made.join("model.safetensors").is_file());
+    assert_eq!(fs::read_dir(back.join("all")).unwrap().count(), 5);
+    // Again, with another package: what is there stays, and what has changed is not taken for the same.
+    fs::rename(store.package("s3", 3, &other(7)), all.join("s3.mlpackage")).unwrap();
+    assert_eq!(store.add("all", &[&all])["added"]["tensors"], 0);
+    let listing = store.listing();
+    fs::write(all.join("README.md"), "other words").unwrap();
+    refused(&store, "all", &[&all], "\"all\", with other content, is in model all:latest already");
+    assert_eq!(store.listing(), listing);
     store.check();
 }
 
@@ -350,9 +372,9 @@ fn what_is_passed_over_beside_packages_is_told() {
 fn packages_beside_another_model_are_to_be_imported_by_themselves() {
     let store = Store::of_two();
     let all = store.dir.path().join("all");
-    fs::create_dir_all(all.join("sub")).unwrap();
+    fs::create_dir_all(all.join("sub/b.mlpackage")).unwrap();
     fs::rename(store.package("s8", 8, &other(7)), all.join("a.mlpackage")).unwrap();
-    for beside in ["config.json", "sub/model.gguf"] {
+    for beside in ["model.amb", "sub/model.gguf", "sub/b.mlpackage/Manifest.json"] {
         fs::write(all.join(beside), "{}").unwrap();
         let advice = format!("import them, such as {}/a.mlpackage\n", all.display());
         refused(&store, "all", &[&all], &advice);

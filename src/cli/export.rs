@@ -40,9 +40,11 @@ pub(super) fn run(args: &ExportArgs) -> Result<()> {
     let above = args.dest.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // What is missing is told of by its own name.
     fs::metadata(above).at(above)?;
+    // Before the first byte is written, signals end the process as they do by themselves.
+    let total = total(&vfs, &attr)?;
     let (bar, links) = (Bar::new("exporting"), HashMap::new());
     let mut export = Export { vfs: &vfs, bar, links, stop: stop_flag()?, has_begun: false, files: 0, bytes: 0 };
-    export.bar.begin(export.total(&attr)?);
+    export.bar.begin(total);
     let outcome = export.branch(&attr, &args.dest);
     export.bar.finish();
     // What another has put there meanwhile is not ours to remove.
@@ -64,6 +66,15 @@ fn take_back(error: Error, kind: Kind, dest: &Path) -> Error {
             dest.display()
         )),
     }
+}
+
+/// Bytes of all files.
+fn total(vfs: &Vfs, attr: &Attr) -> Result<u64> {
+    if attr.kind == Kind::File {
+        return Ok(attr.size);
+    }
+    let of = |child: Child| total(vfs, &vfs.lookup(attr.ino, &child.name)?);
+    vfs.entries(attr.ino)?.children.iter().try_fold(0, |sum: u64, child| Ok(sum.saturating_add(of(child)?)))
 }
 
 /// What SIGINT and its like set, so that nothing half done is left; the second one ends the process at once.
@@ -90,15 +101,6 @@ struct Export<'a> {
 }
 
 impl Export<'_> {
-    fn total(&self, attr: &Attr) -> Result<u64> {
-        if attr.kind == Kind::File {
-            return Ok(attr.size);
-        }
-        let children = self.vfs.entries(attr.ino)?.children;
-        let total = |child: Child| self.total(&self.vfs.lookup(attr.ino, &child.name)?);
-        children.iter().try_fold(0, |sum: u64, child| Ok(sum.saturating_add(total(child)?)))
-    }
-
     fn branch(&mut self, attr: &Attr, dest: &Path) -> Result<()> {
         match attr.kind {
             Kind::File => self.file(attr, dest)?,

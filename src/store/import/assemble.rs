@@ -114,7 +114,7 @@ fn source(
 fn layer_path(plan: &SourcePlan, path: &str) -> String {
     match plan.kind {
         SourceKind::Safetensors | SourceKind::GdsExport | SourceKind::Mlmodel | SourceKind::Amb => path.into(),
-        SourceKind::Gguf | SourceKind::GgufProjector | SourceKind::GgufAdapter => path.into(),
+        SourceKind::Gguf | SourceKind::GgufProjector | SourceKind::GgufAdapter | SourceKind::Files => path.into(),
         SourceKind::Mlpackage | SourceKind::Mlmodelc => format!("{}/{path}", plan.name),
     }
 }

@@ -98,7 +98,7 @@ pub struct ImportReport {
     pub added: Counts,
     /// In the store already: bytes that were not written again.
     pub present: Counts,
-    /// Passed over: `.git`, `.cache`, `.DS_Store`, AppleDouble files, and what lies beside packages.
+    /// Passed over: `.git`, `.cache`, `.DS_Store` and AppleDouble files.
     #[serde(serialize_with = "lossy")]
     pub skipped: Vec<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! From a path to a [`SourcePlan`]: every file parsed and cut into pieces, before a byte is written.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::amb;
 use super::bounds::Bounds;
@@ -9,7 +9,7 @@ use super::coreml;
 use super::gds;
 use super::gguf;
 use super::piece::{Content, FileBytes, Piece, TensorName, read_small, whole};
-use super::scan::{FoundFile, Scan, name_of, scan};
+use super::scan::{FoundFile, Scan, first, name_of, scan};
 use super::shard::Shard;
 use super::source::SourcePlan;
 use super::split::{self, Given};
@@ -32,7 +32,7 @@ const BARE: &str = ".mlmodel";
 /// The headers of safetensors files by path.
 type Headers<'a> = BTreeMap<&'a str, safetensors::Header>;
 
-/// Finds out what each path is and plans it; a directory of packages stands for all of them.
+/// Finds out what each path is and plans it; a directory of packages stands for all of them and for what lies beside them.
 pub(super) fn plan_all(
     given: &Given,
     bounds: &Bounds,
@@ -41,19 +41,19 @@ pub(super) fn plan_all(
 ) -> Result<Vec<SourcePlan>> {
     let mut plans = given.split.iter().map(|parts| split::plan(parts, bounds)).collect::<Result<Vec<_>>>()?;
     for path in &given.others {
-        let whole = scan(path, bounds)?;
-        let packages = packages_in(path, &whole)?;
+        let found = scan(path, bounds)?;
+        let packages: BTreeSet<String> = packages_in(path, &found)?.into_iter().map(str::to_owned).collect();
         if packages.is_empty() {
-            plans.push(plan_scan(path, whole, blob_threshold, budget)?);
+            plans.push(plan_scan(path, found, blob_threshold, budget)?);
             continue;
         }
-        let mut beside: Vec<PathBuf> = beside(&whole, &packages).map(|name| path.join(name)).collect();
-        beside.extend(whole.skipped.iter().filter(|skipped| skipped.parent() == Some(path.as_path())).cloned());
-        for package in packages {
-            let package = path.join(package);
-            let mut scan = scan(&package, bounds)?;
-            scan.skipped.append(&mut beside);
-            plans.push(plan_scan(&package, scan, blob_threshold, budget)?);
+        for package in packages.iter().map(|package| path.join(package)) {
+            plans.push(plan_scan(&package, scan(&package, bounds)?, blob_threshold, budget)?);
+        }
+        let mut beside = found.without(path, packages);
+        match plans.last_mut() {
+            Some(last) if beside.is_empty() => last.scan.skipped.append(&mut beside.skipped),
+            _ => plans.push(plan_beside(path, beside)?),
         }
     }
     let mut names: Vec<&str> = plans.iter().map(|plan| plan.name.as_str()).collect();
@@ -75,24 +75,26 @@ fn packages_in<'a>(path: &Path, scan: &'a Scan) -> Result<Vec<&'a str>> {
     if !path.is_dir() || packages.is_empty() || coreml::kind(path, &name_of(path)?, scan).is_some() {
         return Ok(Vec::new());
     }
-    let is_outside = |file: &&FoundFile| !packages.contains(&top(&file.path));
+    let is_outside = |file: &&FoundFile| !packages.contains(&first(&file.path));
     let of_another = |file: &FoundFile| {
         let ends = [ENDING, ".gguf", ".amb", BARE];
-        ends.iter().any(|end| file.path.ends_with(end)) || package(&file.path).is_some() || file.path == "config.json"
+        ends.iter().any(|end| file.path.ends_with(end)) || package(&file.path).is_some()
     };
     let is_alone = gds::manifest_in(scan).is_none() && !scan.files.iter().filter(is_outside).any(of_another);
     Ok(if is_alone { packages } else { Vec::new() })
 }
 
-/// The names at the top of a directory that are not among its packages.
-fn beside<'a>(scan: &'a Scan, packages: &[&str]) -> impl Iterator<Item = &'a str> {
-    let paths = scan.dirs.iter().map(|dir| &*dir.path).chain(scan.files.iter().map(|file| &*file.path));
-    paths.filter(|path| !path.contains('/') && !packages.contains(path))
-}
-
-/// The first component of a path.
-fn top(path: &str) -> &str {
-    path.split('/').next().unwrap_or(path)
+/// What lies beside packages: a README, configs, a tokenizer.
+fn plan_beside(path: &Path, scan: Scan) -> Result<SourcePlan> {
+    let pieces = scan.files.iter().map(whole).collect();
+    Ok(SourcePlan {
+        places: vec![path.to_owned()],
+        name: name_of(path)?,
+        kind: SourceKind::Files,
+        scan,
+        pieces,
+        merged: None,
+    })
 }
 
 /// The outermost package or compiled model that a path is in.

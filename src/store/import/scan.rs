@@ -59,6 +59,8 @@ pub(super) struct Scan {
     pub dirs: Vec<FoundDir>,
     /// What was passed over.
     pub skipped: Vec<PathBuf>,
+    /// Names at the top that are no part of it.
+    others: BTreeSet<String>,
 }
 
 impl Scan {
@@ -67,10 +69,27 @@ impl Scan {
         self.files.binary_search_by(|file| file.path.as_str().cmp(path)).ok().map(|index| &self.files[index])
     }
 
+    /// Whether there is nothing to import.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.dirs.is_empty()
+    }
+
+    /// The same without what has these names at the top of `place`, which is where it was found.
+    pub fn without(mut self, place: &Path, others: BTreeSet<String>) -> Scan {
+        self.files.retain(|file| !others.contains(first(&file.path)));
+        self.dirs.retain(|dir| !others.contains(first(&dir.path)));
+        self.skipped.retain(|skipped| !others.iter().any(|other| skipped.starts_with(place.join(other))));
+        self.others = others;
+        self
+    }
+
     /// Refuses what is not as it was when these paths were scanned: what was read of it may be of two states, or not all
     /// of it.
     pub fn check_unchanged(&self, places: &[PathBuf], bounds: &Bounds) -> Result<()> {
-        let now = places.iter().map(|place| scan(place, bounds)).collect::<Result<Vec<_>>>()?;
+        let now = places
+            .iter()
+            .map(|place| Ok(scan(place, bounds)?.without(place, self.others.clone())))
+            .collect::<Result<Vec<_>>>()?;
         let now = now.iter().flat_map(Scan::facts).collect();
         match self.facts().symmetric_difference(&now).next() {
             None => Ok(()),
@@ -94,6 +113,11 @@ impl Scan {
     pub fn has_dir(&self, path: &str) -> bool {
         self.dirs.binary_search_by(|dir| dir.path.as_str().cmp(path)).is_ok()
     }
+}
+
+/// The first name of a path.
+pub(super) fn first(path: &str) -> &str {
+    path.split('/').next().unwrap_or(path)
 }
 
 /// What a path leads to and where that is; only regular files and directories within the bounds are let through.
