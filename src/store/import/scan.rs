@@ -78,7 +78,8 @@ impl Scan {
     pub fn without(mut self, place: &Path, others: BTreeSet<String>) -> Scan {
         self.files.retain(|file| !others.contains(first(&file.path)));
         self.dirs.retain(|dir| !others.contains(first(&dir.path)));
-        self.skipped.retain(|skipped| !others.iter().any(|other| skipped.starts_with(place.join(other))));
+        let top = |skipped: &PathBuf| Some(skipped.strip_prefix(place).ok()?.iter().next()?.to_str()?.to_owned());
+        self.skipped.retain(|skipped| top(skipped).is_none_or(|top| !others.contains(&top)));
         self.others = others;
         self
     }

@@ -121,8 +121,11 @@ fn programs(seeds: &Seeds, dir: &Path) {
         let (manifest, program) = (read("Manifest.json"), read("Data/com.apple.CoreML/model.mlmodel"));
         seeds.put("mlmodel", &format!("sample{index}"), &program);
         seeds.put("mlpackage", &format!("sample{index}"), &manifest);
-        let parts = join(&[&manifest, &program, &read("Data/com.apple.CoreML/weights/weight.bin")]);
+        let weights = read("Data/com.apple.CoreML/weights/weight.bin");
+        let parts = join(&[&manifest, &program, &weights]);
         seeds.put("import", &format!("package{index}"), &[b"\x03", &parts[..]].concat());
+        let beside = join(&[&manifest, &program, &weights, CONFIG.as_bytes()]);
+        seeds.put("import", &format!("beside{index}"), &[b"\xfe", &beside[..]].concat());
     }
     let other = mlpackage::Manifest::new(&Digest::of(b"x"), false);
     seeds.put("mlpackage", "without", &other.render());

@@ -33,8 +33,10 @@ pub fn open(store: &Path) -> Result<Vfs> {
     Vfs::listing(Arc::new(Store::open(store)?), &variants)
 }
 
-/// The first byte of an input that is the two parts of a GGUF file; other bytes count modulo nine.
+/// The first byte of an input that is the two parts of a GGUF file, and of one that is a package with a config beside it;
+/// other bytes count modulo nine.
 const SPLIT: u8 = 255;
+const BESIDE: u8 = 254;
 
 /// The part that is named to an import; it says itself whether it is one of several.
 const PART: &str = "m-00001-of-00002.gguf";
@@ -43,11 +45,18 @@ const PART: &str = "m-00001-of-00002.gguf";
 fn source(kind: u8, rest: &[u8]) -> (&'static str, Vec<(&'static str, &[u8])>) {
     const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
     const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
+    const PACKED_MODEL: &str = "m.mlpackage/Data/com.apple.CoreML/model.mlmodel";
+    const PACKED_WEIGHTS: &str = "m.mlpackage/Data/com.apple.CoreML/weights/weight.bin";
     let [a, b] = parts(rest);
     if kind == SPLIT {
         let is_whole = gguf::parse(a).is_ok_and(|header| header.parts < 2);
         let both = vec![(PART, a), ("m-00002-of-00002.gguf", b)];
         return if is_whole { (PART, vec![("", a)]) } else { ("m", both) };
+    }
+    if kind == BESIDE {
+        let [manifest, model, weights, config] = parts(rest);
+        let package = [("m.mlpackage/Manifest.json", manifest), (PACKED_MODEL, model), (PACKED_WEIGHTS, weights)];
+        return ("set", package.into_iter().chain([("config.json", config)]).collect());
     }
     match kind % 9 {
         0 => ("model.safetensors", vec![("", rest)]),
@@ -98,7 +107,12 @@ pub fn import(input: &[u8]) {
     }
     let vfs = open(&root).unwrap();
     for (file, bytes) in &files {
-        let inside = if file.is_empty() { name.to_owned() } else { format!("{name}/{file}") };
+        let inside = match file.split_once('/') {
+            _ if file.is_empty() => name.to_owned(),
+            // A package in a directory is a source by itself.
+            Some((package, _)) if package.ends_with(".mlpackage") => (*file).to_owned(),
+            _ => format!("{name}/{file}"),
+        };
         let attr = vfs.resolve(&format!("original/model/latest/{inside}")).unwrap();
         let mut shown = vec![1; bytes.len() + 1];
         assert_eq!((attr.size, vfs.read(attr.ino, 0, &mut shown).unwrap()), (bytes.len() as u64, bytes.len()));
