@@ -33,9 +33,10 @@ pub fn open(store: &Path) -> Result<Vfs> {
     Vfs::listing(Arc::new(Store::open(store)?), &variants)
 }
 
-/// The first byte of an input that is the two parts of a GGUF file, and of one that is a package with a config beside it;
-/// other bytes count modulo nine.
+/// The first byte of an input that is the two parts of a GGUF file; those that stand for nothing else count modulo nine.
 const SPLIT: u8 = 255;
+
+/// That of one that is a package with a config beside it.
 const BESIDE: u8 = 254;
 
 /// The part that is named to an import; it says itself whether it is one of several.
