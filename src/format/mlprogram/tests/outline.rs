@@ -289,6 +289,11 @@ fn what_is_said_again_and_again_is_not_held() {
     let wide = |dims: usize| constant(&blob(&tensor_type(11, &vec![1; dims]), 64));
     assert_eq!(outlined(wide(60_000), 1), Ok(1));
     assert!(outlined(wide(70_000), 1).unwrap_err().what.contains("more than 65536 dimensions"));
+    // A reference takes a frame for each of the messages around it that is not around the one before.
+    let reference = constant(&blob(&tensor_type(11, &[2]), 64));
+    let deep = (0..44).fold(reference, |inner, _| field(4, &field(3, &inner)));
+    assert_eq!(outlined(deep.clone(), 1000), Ok(1000));
+    assert!(outlined(deep, 96_000).unwrap_err().what.contains("in more than 8388608 messages"));
     // Each key is below the limit of all names, and they are not.
     let keys: Vec<Vec<u8>> =
         (0..70).map(|key| field(5, &entry(&format!("{key}{}", "x".repeat(1 << 20)), b""))).collect();
