@@ -103,11 +103,8 @@ fn a_blob_that_does_not_answer_hangs_nobody_else_where_ollama_writes() {
     assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
     const LIBRARY: &str = "ollama/manifests/registry.ollama.ai/library/llama";
     let store = Store::of_two();
-    let (alone, config) = (store.dir.path().join("alone"), br#"{"model_type": "llama", "vision_config": {}}"#);
-    fs::create_dir(&alone).unwrap();
-    fs::write(alone.join("config.json"), config).unwrap();
-    fs::copy(store.code().join("model.safetensors"), alone.join("model.safetensors")).unwrap();
-    store.add("alone", &[&alone]);
+    let config = br#"{"model_type": "llama", "vision_config": {}}"#;
+    add_alone(&store, config);
     let hanging = Hanging::over(&store.path().join("blobs"), &store.dir.path().join("disk"));
     let mounted = Mounted::with(&["--ingest"], &store.path());
     walk(&mounted.at.join("gds_export"));
@@ -140,6 +137,38 @@ fn a_blob_that_does_not_answer_hangs_nobody_else_where_ollama_writes() {
     assert!(readers.iter().all(|reader| !reader.is_finished()));
     hanging.answer();
     assert!(readers.into_iter().all(|reader| reader.join().unwrap().unwrap().starts_with(b"{")));
+    drop(mounted);
+}
+
+/// A model of its own name, beside the two of the store.
+fn add_alone(store: &Store, config: &[u8]) {
+    let dir = store.dir.path().join("alone");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("config.json"), config).unwrap();
+    fs::copy(store.code().join("model.safetensors"), dir.join("model.safetensors")).unwrap();
+    store.add("alone", &[&dir]);
+}
+
+#[test]
+fn a_manifest_that_does_not_answer_hangs_no_other_model() {
+    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
+    let store = Store::of_two();
+    add_alone(&store, b"{}");
+    let manifests = store.path().join("manifests/registry.ollama.ai/library/alone");
+    let hanging = Hanging::over(&manifests, &store.dir.path().join("disk"));
+    let mounted = Mounted::new(&store.path());
+    let others = files(&mounted, "llama/chat");
+    let alone = mounted.path("original/alone/latest/alone/model.safetensors");
+    // A look at it, so that nothing is missing but the lock on its manifest.
+    fs::metadata(&alone).unwrap();
+    hanging.shut("latest");
+    let reader = thread::spawn(move || digest_of(&alone));
+    eventually("its manifest is opened", || hanging.waiting() > 0);
+    let other = thread::spawn(move || others.iter().all(|(path, digest)| digest_of(path) == *digest));
+    eventually("the other model is read whole", || other.is_finished());
+    assert!(other.join().unwrap() && !reader.is_finished());
+    hanging.answer();
+    assert_eq!(reader.join().unwrap(), digest_of(&store.code().join("model.safetensors")));
     drop(mounted);
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use super::{Handle, Inode, Vfs, What};
 use crate::error::{Error, Result};
 use crate::store::Lease;
-use crate::tree::{Body, Node};
+use crate::tree::{Body, FileBody, Node};
 
 /// The open files of a model.
 #[derive(Debug)]
@@ -16,7 +16,8 @@ pub(super) struct OpenFiles {
     count: u64,
     /// Each open file's node is kept, with the number of times that it is open.
     nodes: HashMap<u64, (u64, Arc<Node>)>,
-    _lease: Option<Lease>,
+    #[expect(dead_code, reason = "the lock ends when the file closes")]
+    lease: Option<Lease>,
 }
 
 impl Vfs {
@@ -29,17 +30,29 @@ impl Vfs {
                 let node = handle.node()?;
                 let Body::File(file) = &node.body else { return Err(Error::IsDir) };
                 self.begin_variant(file);
-                let none = || OpenFiles { count: 0, nodes: HashMap::new(), _lease: self.store.lease(&file.model) };
-                let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-                let files = open.entry(file.model.clone()).or_insert_with(none);
-                files.count += 1;
-                files.nodes.entry(ino).or_insert_with(|| (0, node.clone())).0 += 1;
-                drop(open);
+                self.add_open(ino, file, &node);
                 if let Some(mut inode) = self.inodes.get_mut(&ino) {
                     inode.what = Handle::with(&node, handle.place.clone(), handle.names.load(Relaxed));
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// The store may not answer for this model while others are opened and closed: it is asked without the lock.
+    fn add_open(&self, ino: u64, file: &FileBody, node: &Arc<Node>) {
+        let mut lease = None;
+        loop {
+            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            if lease.is_some() || open.contains_key(&file.model) {
+                let first = || OpenFiles { count: 0, nodes: HashMap::new(), lease: lease.take().flatten() };
+                let files = open.entry(file.model.clone()).or_insert_with(first);
+                files.count += 1;
+                files.nodes.entry(ino).or_insert_with(|| (0, node.clone())).0 += 1;
+                return;
+            }
+            drop(open);
+            lease = Some(self.store.lease(&file.model));
         }
     }
 
@@ -58,7 +71,10 @@ impl Vfs {
                 }
             }
             if files.count == 0 {
-                open.remove(&file.model);
+                let files = open.remove(&file.model);
+                drop(open);
+                // Closing its manifest can take as long as opening it.
+                drop(files);
             }
         }
     }

@@ -20,6 +20,8 @@ struct State {
     names: HashMap<u64, String>,
     hung: HashSet<String>,
     waiting: Vec<(u64, u64, u32, ReplyData)>,
+    shut: HashSet<String>,
+    opening: Vec<ReplyOpen>,
 }
 
 struct Through {
@@ -63,6 +65,11 @@ fn answer(dir: &Path, name: &str, offset: u64, size: u32, reply: ReplyData) {
     reply.data(&bytes[..read]);
 }
 
+fn opened(reply: ReplyOpen) {
+    // Nothing is kept by the kernel, so that every read comes to us.
+    reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+}
+
 impl Filesystem for Through {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let name = name.to_str().unwrap().to_owned();
@@ -75,9 +82,12 @@ impl Filesystem for Through {
         reply.attr(&TTL, &self.attr(ino.0));
     }
 
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // Nothing is kept by the kernel, so that every read comes here.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let mut state = self.state.lock().unwrap();
+        match state.shut.contains(&state.names[&ino.0]) {
+            true => state.opening.push(reply),
+            false => opened(reply),
+        }
     }
 
     fn read(
@@ -143,15 +153,23 @@ impl Hanging {
         self.state.lock().unwrap().hung.insert(name.to_owned());
     }
 
-    /// How many reads are not answered.
+    /// From here on, nobody who opens this file is answered.
+    pub fn shut(&self, name: &str) {
+        self.state.lock().unwrap().shut.insert(name.to_owned());
+    }
+
+    /// How many are not answered.
     pub fn waiting(&self) -> usize {
-        self.state.lock().unwrap().waiting.len()
+        let state = self.state.lock().unwrap();
+        state.waiting.len() + state.opening.len()
     }
 
     /// Answers all that was not answered, and everything from here on.
     pub fn answer(&self) {
         let mut state = self.state.lock().unwrap();
         state.hung.clear();
+        state.shut.clear();
+        std::mem::take(&mut state.opening).into_iter().for_each(opened);
         for (ino, offset, size, reply) in std::mem::take(&mut state.waiting) {
             answer(&self.dir, &state.names[&ino], offset, size, reply);
         }
