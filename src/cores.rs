@@ -9,24 +9,19 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Does a piece of work for each number below `count`; the results in order. So many pieces as `worth` says are worth
-/// a thread, and each thread has a room of its own for its work.
-pub fn on_all_cores<T: Send, R: Default>(
-    count: usize,
-    worth: usize,
-    work: &(dyn Fn(usize, &mut R) -> T + Sync),
-) -> Vec<T> {
+/// Does a piece of work for each number below `count`, each of which is worth a thread; the results in order.
+pub fn on_all_cores<T: Send>(count: usize, work: &(dyn Fn(usize) -> T + Sync)) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || {
-        let (mut done, mut room) = (Vec::new(), R::default());
+        let mut done = Vec::new();
         loop {
             match next.fetch_add(1, Ordering::Relaxed) {
-                index if index < count => done.push((index, work(index, &mut room))),
+                index if index < count => done.push((index, work(index))),
                 _ => return done,
             }
         }
     };
-    let threads = cores().min(count / worth);
+    let threads = cores().min(count);
     let mut done: Vec<(usize, T)> = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
         let mut done = worker();
@@ -39,15 +34,15 @@ pub fn on_all_cores<T: Send, R: Default>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The same for long work that can fail, each piece of which is worth a thread: the first error ends it.
+/// The same for work that can fail: the first error ends it.
 pub fn try_on_all_cores<T: Send>(count: usize, work: &(dyn Fn(usize) -> Result<T> + Sync)) -> Result<Vec<T>> {
     let failed = AtomicBool::new(false);
-    let unless_failed = |index: usize, (): &mut ()| {
+    let unless_failed = |index: usize| {
         let go_on = !failed.load(Ordering::Relaxed);
         go_on.then(|| work(index).inspect_err(|_| failed.store(true, Ordering::Relaxed)))
     };
     // What was left out because of an error comes with that error.
-    on_all_cores(count, 1, &unless_failed).into_iter().flatten().collect()
+    on_all_cores(count, &unless_failed).into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -58,7 +53,7 @@ mod tests {
     #[test]
     fn results_are_in_order_and_an_error_ends_the_work() {
         for count in [0, 1, 7, 1000] {
-            let squares = on_all_cores(count, 4, &|index, (): &mut ()| index * index);
+            let squares = on_all_cores(count, &|index| index * index);
             assert!(squares.into_iter().eq((0..count).map(|index| index * index)), "{count}");
             assert_eq!(try_on_all_cores(count, &Ok).unwrap().len(), count);
         }

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 
 use crate::error::Result;
 
@@ -69,6 +69,15 @@ impl<T: Send + Sync + 'static> Cell<T> {
         *cell = Arc::downgrade(&thing);
         keep.add(thing.clone(), weight);
         Ok(thing)
+    }
+
+    /// The thing, if it is there. This waits for nobody who makes it.
+    pub fn at_hand(&self) -> Option<Arc<T>> {
+        match self.0.try_lock() {
+            Ok(cell) => cell.upgrade(),
+            Err(TryLockError::Poisoned(cell)) => cell.into_inner().upgrade(),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 

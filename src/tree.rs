@@ -29,9 +29,6 @@ pub use skeleton::{SkeletonDir, Step};
 pub use union::Union;
 use view::View;
 
-/// For fewer models, starting a thread costs more than it saves.
-const WORTH: usize = 4;
-
 /// The inode number of the root directory, as FUSE wants it.
 pub const ROOT: u64 = 1;
 

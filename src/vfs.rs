@@ -199,6 +199,14 @@ impl Vfs {
         found.map_err(|error| self.note(error, || self.model_of(dir, name)))
     }
 
+    /// Whether an entry of a directory needs an answer of the store that is already late.
+    pub fn is_awaited(&self, dir: u64, name: &str) -> bool {
+        match self.inode(dir).map(|inode| inode.what) {
+            Ok(What::Skeleton(path)) => self.tree().dir(&path).is_some_and(|dir| dir.is_awaited(name)),
+            _ => false,
+        }
+    }
+
     /// The model that an entry of a directory is of.
     fn model_of(&self, dir: u64, name: &str) -> Option<Arc<Found>> {
         match self.inode(dir).ok()?.what {

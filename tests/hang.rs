@@ -241,6 +241,40 @@ fn a_model_that_does_not_answer_to_the_first_look_hides_no_other() {
 }
 
 #[test]
+fn a_model_that_no_longer_answers_hides_no_other_from_directories() {
+    assert!(rustix::process::geteuid().is_root(), "this mounts a file system of its own, which needs root");
+    let store = Store::of_two();
+    let config = br#"{"model_type": "llama", "vision_config": {}}"#;
+    add_alone(&store, config);
+    let hanging = Hanging::over(&store.path().join("blobs"), &store.dir.path().join("disk"));
+    let mounted = Mounted::new(&store.path());
+    // The first look at the models, and a plan of one of them.
+    assert!(mounted.path("amb/llama").is_dir());
+    let manifest = fs::read(mounted.path("ollama/manifests/registry.ollama.ai/library/llama/chat")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    let blob = manifest["layers"][0]["digest"].as_str().unwrap().replace(':', "-");
+    hanging.hang(&Digest::of(config).file_name());
+    let (path, dir) = (mounted.path("ollama/blobs").join(&blob), mounted.path("ollama/blobs"));
+    let reader = thread::spawn(move || digest_of(&path).file_name());
+    eventually("the blob of another model is read", || reader.is_finished());
+    assert_eq!(reader.join().unwrap(), blob);
+    let names = |dir: PathBuf| -> Vec<_> { fs::read_dir(dir).unwrap().map(|it| it.unwrap().file_name()).collect() };
+    let lister = thread::spawn(move || names(dir));
+    eventually("blobs are listed", || lister.is_finished());
+    assert!(lister.join().unwrap().iter().any(|name| *name == *blob));
+    let above = mounted.path("ollama/manifests/registry.ollama.ai/library/alone");
+    let lister = thread::spawn(move || names(above));
+    eventually("the model itself is listed", || lister.is_finished());
+    assert_eq!(lister.join().unwrap(), ["latest"]);
+    hanging.answer();
+    let alone = mounted.path("ollama/manifests/registry.ollama.ai/library/alone/latest");
+    let manifest: serde_json::Value = serde_json::from_slice(&fs::read(alone).unwrap()).unwrap();
+    let blob = manifest["config"]["digest"].as_str().unwrap().replace(':', "-");
+    eventually("its blobs are there", || mounted.path("ollama/blobs").join(&blob).exists());
+    drop(mounted);
+}
+
+#[test]
 fn a_stopped_daemon_goes_on_where_it_was() {
     let store = Store::of_two();
     let mounted = store.mount();

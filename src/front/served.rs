@@ -106,11 +106,12 @@ impl Served {
 
     /// Attributes of a listed name, and for how long they hold.
     ///
-    /// What cannot be looked up just now is listed with what is known and a lifetime of zero, so that one damaged
-    /// model does not hide the others and whoever touches it is told.
+    /// What cannot be looked up just now, or not in time, is listed with what is known and a lifetime of zero, so that one
+    /// damaged model does not hide the others and whoever touches it is told.
     pub(super) fn listed_attr(&self, dir: INodeNo, entry: &Entry) -> (FileAttr, Duration) {
         let found = match &*entry.name {
             "." | ".." => self.ask("readdirplus", INodeNo(entry.ino), |vfs| vfs.attr(entry.ino)),
+            name if self.vfs.is_awaited(dir.0, name) => Err(Errno::EAGAIN),
             name => self.ask("readdirplus", dir, |vfs| vfs.lookup(dir.0, name)),
         };
         match found {

@@ -110,13 +110,13 @@ impl Store {
             }
         }
         let blobs: Vec<((Digest, u64), Users)> = users.into_iter().collect();
-        let damage = |index: usize, (): &mut ()| {
+        let damage = |index: usize| {
             let ((digest, size), users) = &blobs[index];
             let fault = self.check_blob(digest, *size, advance).err()?;
             let Users { models, holds } = users.clone();
             Some(Damage { digest: Some(*digest), size: *size, fault, models, holds })
         };
-        report.damaged.extend(on_all_cores(blobs.len(), 1, &damage).into_iter().flatten());
+        report.damaged.extend(on_all_cores(blobs.len(), &damage).into_iter().flatten());
         // Blobs can be what their names say, and no model.
         let told: HashSet<Digest> = report.damaged.iter().filter_map(|damage| damage.digest).collect();
         for found in whole {

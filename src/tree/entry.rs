@@ -1,7 +1,7 @@
 //! The models of the snapshot, and where their nodes stand.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::numbering::Numbering;
@@ -39,6 +39,8 @@ pub struct Entry {
     unread: Mutex<Option<Seen>>,
     /// Whether the store has not answered in time to find that out.
     late: AtomicBool,
+    /// A bit for each layout for whose plan the store has not answered in time.
+    awaited: AtomicU64,
 }
 
 impl Entry {
@@ -56,6 +58,7 @@ impl Entry {
             shown: OnceLock::new(),
             unread: Mutex::default(),
             late: AtomicBool::new(false),
+            awaited: AtomicU64::new(0),
         }
     }
 
@@ -109,6 +112,28 @@ impl Entry {
         }
         let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
         plan.get(&self.keep, make)
+    }
+
+    /// The same if that needs no look at the store.
+    pub(super) fn at_hand(&self, view: View) -> Option<Arc<Anchored>> {
+        if view.variant.is_none() {
+            return self.plans[view.layout].at_hand();
+        }
+        self.variants.lock().unwrap_or_else(PoisonError::into_inner).get(&view)?.at_hand()
+    }
+
+    /// Says whether planning a layout takes longer than anybody waits who does not ask for this model.
+    pub(super) fn set_awaited(&self, view: View, awaited: bool) {
+        let bit = 1 << view.layout;
+        match awaited {
+            true => self.awaited.fetch_or(bit, Ordering::Release),
+            false => self.awaited.fetch_and(!bit, Ordering::Release),
+        };
+    }
+
+    /// Whether it does.
+    pub(super) fn is_awaited(&self, view: View) -> bool {
+        self.awaited.load(Ordering::Acquire) & 1 << view.layout != 0 && self.at_hand(view).is_none()
     }
 
     /// Whether the store has a blob, with this length.

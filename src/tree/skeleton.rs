@@ -5,10 +5,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use super::entry::Anchored;
+use super::look::in_time;
 use super::union::{Claim, Row, Unsettled};
 use super::view::View;
-use super::{Body, Entry, Kind, Node, Place, ROOT, Union, WORTH, number};
-use crate::cores::on_all_cores;
+use super::{Body, Entry, Kind, Node, Place, ROOT, Union, number};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::layout::{self, Anchor, AnchorKind};
@@ -22,14 +23,17 @@ pub struct SkeletonDir {
     /// When a model below it last came, went or changed; `None` if that is the time of the whole tree.
     pub mtime: Option<SystemTime>,
     children: BTreeMap<String, SkeletonChild>,
-    /// The models that share this directory, and which of their anchors it is.
-    shared: Vec<(Arc<Entry>, View, usize)>,
+    /// The models that share this directory.
+    shared: Vec<Stand>,
     union: Mutex<Option<Blobs>>,
-    /// The models that have files beside the children, and which of their anchors this directory is.
-    beside: Vec<(Arc<Entry>, View, usize)>,
+    /// The models that have files beside the children.
+    beside: Vec<Stand>,
 }
 
-/// The blobs of a shared directory, and which of the models that share it could not be planned.
+/// A model, and which of the anchors that it has in a layout or variant.
+type Stand = (Arc<Entry>, View, usize);
+
+/// The blobs of a shared directory, and which of the models that share it could not be planned, or not in time.
 #[derive(Debug, Clone)]
 struct Blobs(Arc<Union>, Arc<[usize]>);
 
@@ -141,36 +145,57 @@ impl SkeletonDir {
 
     /// Its entries in order of name: name, inode number and kind.
     ///
-    /// A model that cannot be read keeps its name here, with a number of its path: damage is an error when it is
-    /// touched, and no absence.
+    /// A model that cannot be read, or for which the store does not answer in time, keeps its name here, with a number of
+    /// its path: that is an error, or waited for, when it is touched, and no absence.
     pub fn entries(&self) -> Result<Vec<(Box<str>, u64, Kind)>> {
-        let entry = |(name, child): (&String, &SkeletonChild)| {
-            let (ino, kind) = match child {
-                SkeletonChild::Dir(dir) => (dir.ino(), Kind::Dir),
-                SkeletonChild::Anchor { entry, view, anchor, kind } => match entry.planned(*view) {
-                    Ok(nodes) => (nodes[*anchor].ino, *kind),
-                    Err(Error::Refused(_)) => return None,
-                    Err(_) => (number(&["damaged", &self.path, name], &[]), *kind),
-                },
-            };
-            Some((name.as_str().into(), ino, kind))
-        };
-        let mut entries: Vec<(Box<str>, u64, Kind)> = self.children.iter().filter_map(entry).collect();
+        let (mut entries, mut names, mut stands) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, child) in &self.children {
+            match child {
+                SkeletonChild::Dir(dir) => entries.push((name.as_str().into(), dir.ino(), Kind::Dir)),
+                SkeletonChild::Anchor { entry, view, anchor, kind } => {
+                    names.push((name, *kind));
+                    stands.push((entry.clone(), *view, *anchor));
+                }
+            }
+        }
         if self.is_shared() {
             let union = self.blobs()?;
             entries.extend((0..union.len()).filter_map(|at| union.get(at)).map(|(n, ino)| (n.into(), ino, Kind::File)));
         }
-        for (entry, view, anchor) in &self.beside {
-            // A model that cannot be planned has the name of its own file above.
-            let Ok(nodes) = entry.planned(*view) else { continue };
-            let Body::Dir(children) = &nodes[*anchor].body else { continue };
-            let others = children.iter().filter(|(name, _)| !self.children.contains_key(&**name));
-            entries.extend(others.map(|(name, node)| (name.clone(), node.ino, node.kind())));
+        stands.extend(self.beside.iter().cloned());
+        let first_beside = names.len();
+        let mut found = planned(&stands, move |index, node| {
+            let node = node?;
+            let row = |(name, node): &(Box<str>, Arc<Node>)| (name.clone(), node.ino, node.kind());
+            let files = match &node.body {
+                Body::Dir(children) if index >= first_beside => children.iter().map(row).collect(),
+                _ => Vec::new(),
+            };
+            Ok((node.ino, files))
+        });
+        // A model that cannot be planned has the name of its own file above.
+        let files = found.split_off(first_beside).into_iter().flatten().flatten().flat_map(|(_, files)| files);
+        entries.extend(files.filter(|(name, ..)| !self.children.contains_key(&**name)));
+        for ((name, kind), found) in names.into_iter().zip(found) {
+            let ino = match found {
+                Some(Ok((ino, _))) => ino,
+                Some(Err(Error::Refused(_))) => continue,
+                _ => number(&["damaged", &self.path, name], &[]),
+            };
+            entries.push((name.as_str().into(), ino, kind));
         }
         entries.sort_by(|a, b| a.0.cmp(&b.0));
         // Of two that have one name the first is found.
         entries.dedup_by(|next, first| next.0 == first.0);
         Ok(entries)
+    }
+
+    /// Whether what has this name needs an answer of the store that is already late.
+    pub fn is_awaited(&self, name: &str) -> bool {
+        match self.children.get(name) {
+            Some(SkeletonChild::Anchor { entry, view, .. }) => entry.is_awaited(*view),
+            _ => false,
+        }
     }
 
     /// Whether it holds the blobs of several models, and nothing else.
@@ -182,36 +207,40 @@ impl SkeletonDir {
     pub fn blobs(&self) -> Result<Arc<Union>> {
         let known = self.union.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // What a damaged model lacks is looked for again, in that model alone.
-        let is_damaged = |&index: &usize| self.shared[index].0.planned(self.shared[index].1).is_err();
-        if let Some(Blobs(union, _)) = known.filter(|Blobs(_, lacking)| lacking.iter().all(is_damaged)) {
+        let is_lacking = |&index: &usize| {
+            let (entry, view, _) = &self.shared[index];
+            entry.is_awaited(*view) || entry.planned(*view).is_err()
+        };
+        if let Some(Blobs(union, _)) = known.filter(|Blobs(_, lacking)| lacking.iter().all(is_lacking)) {
             return Ok(union);
         }
         // One growing list: a list for each model would leave a million small holes in memory.
-        let (claims, prints) = (Mutex::new(Vec::new()), RandomState::new());
-        let add = |index: usize, (): &mut ()| {
-            let (entry, view, anchor) = &self.shared[index];
-            let planned = match entry.planned(*view) {
-                Ok(planned) => planned,
-                Err(error) => {
-                    tracing::warn!("model {}: {error}", entry.found.name);
-                    return false;
-                }
-            };
-            let Body::Dir(children) = &planned[*anchor].body else { return true };
+        let (claims, prints) = (Arc::new(Mutex::new(Vec::new())), RandomState::new());
+        let all = claims.clone();
+        let added = planned(&self.shared, move |index, node| {
+            let Body::Dir(children) = &node?.body else { return Ok::<(), Error>(()) };
             let claim = |(name, node): &(Box<str>, Arc<Node>)| {
                 let (digest, content) = (Digest::from_file_name(name)?, node.content()?);
                 let row = Row { digest, ino: node.ino, model: index as u32 };
                 let (print, is_stored) = (prints.hash_one(content), content.whole_blob() == Some(digest));
                 Some(Claim { row, print, len: content.size(), is_stored })
             };
-            claims.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(claim));
-            true
-        };
-        let added = on_all_cores(self.shared.len(), WORTH, &add);
-        let lacking = added.iter().enumerate().filter(|(_, added)| !**added).map(|(index, _)| index).collect();
-        let claims = claims.into_inner().unwrap_or_else(PoisonError::into_inner);
+            all.lock().unwrap_or_else(PoisonError::into_inner).extend(children.iter().filter_map(claim));
+            Ok(())
+        });
+        let mut lacking = Vec::new();
+        for (index, added) in added.into_iter().enumerate() {
+            let why = match added {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => error.to_string(),
+                None => "the store does not answer; until it does, the model's blobs are not shown".into(),
+            };
+            tracing::warn!("model {}: {why}", self.shared[index].0.found.name);
+            lacking.push(index);
+        }
+        let claims = std::mem::take(&mut *claims.lock().unwrap_or_else(PoisonError::into_inner));
         let union = Arc::new(Union::of(claims));
-        *self.union.lock().unwrap_or_else(PoisonError::into_inner) = Some(Blobs(union.clone(), lacking));
+        *self.union.lock().unwrap_or_else(PoisonError::into_inner) = Some(Blobs(union.clone(), lacking.into()));
         Ok(union)
     }
 
@@ -314,4 +343,43 @@ impl SkeletonDir {
             }
         }
     }
+}
+
+/// What `take` makes of the nodes at these anchors, in order; `None` where the store does not answer in time. What a variant
+/// computes takes as long as it takes.
+fn planned<T: Send + 'static>(
+    stands: &[Stand],
+    take: impl Fn(usize, Result<&Node>) -> T + Send + Sync + 'static,
+) -> Vec<Option<T>> {
+    let take = move |index, plan: Result<Arc<Anchored>>, anchor: usize| match plan {
+        Ok(nodes) => take(index, Ok(&nodes[anchor])),
+        Err(error) => take(index, Err(error)),
+    };
+    let (mut taken, mut asked) = (Vec::new(), Vec::new());
+    for (index, (entry, view, anchor)) in stands.iter().enumerate() {
+        let plan = match entry.at_hand(*view) {
+            Some(nodes) => Some(Ok(nodes)),
+            None if entry.is_awaited(*view) => None,
+            None if view.variant.is_some() => Some(entry.planned(*view)),
+            None => {
+                asked.push((index, (entry.clone(), *view, *anchor)));
+                None
+            }
+        };
+        taken.push(plan.map(|plan| take(index, plan, *anchor)));
+    }
+    let asked = Arc::new(asked);
+    let (all, of_all) = (asked.clone(), asked.clone());
+    let work = move |at: usize, _: &mut Vec<u8>| {
+        let (index, (entry, view, anchor)) = &all[at];
+        take(*index, entry.planned(*view), *anchor)
+    };
+    let set_late = move |at: usize, late| {
+        let (_, (entry, view, _)) = &of_all[at];
+        entry.set_awaited(*view, late);
+    };
+    for ((index, _), answer) in asked.iter().zip(in_time(asked.len(), work, set_late)) {
+        taken[*index] = answer;
+    }
+    taken
 }
