@@ -5,8 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::Entry;
+use super::entry::Anchored;
+use super::view::View;
+use super::{Entry, Node};
 use crate::cores::cores;
+use crate::error::Result;
 
 /// For fewer models, starting a thread costs more than it saves.
 const WORTH: usize = 4;
@@ -16,6 +19,9 @@ const STEP: Duration = Duration::from_secs(1);
 const STEPS: u32 = 5;
 /// Models that may hold up a thread before the others are not waited for either.
 const THREADS: usize = 16;
+
+/// A model, and which of the anchors that it has in a layout or variant.
+pub(super) type Stand = (Arc<Entry>, View, usize);
 
 /// What is done, by its number; each thread has a room of its own for it.
 type Work<T> = dyn Fn(usize, &mut Vec<u8>) -> T + Send + Sync;
@@ -44,9 +50,48 @@ pub(super) fn look(entries: Vec<Arc<Entry>>) -> Vec<Arc<Entry>> {
     entries.into_iter().filter(|entry| entry.is_late()).collect()
 }
 
+/// What `take` makes of the nodes at these anchors, in order; `None` where the store does not answer in time. What a variant
+/// computes takes as long as it takes.
+pub(super) fn planned<T: Send + 'static>(
+    stands: &[Stand],
+    take: impl Fn(usize, Result<&Node>) -> T + Send + Sync + 'static,
+) -> Vec<Option<T>> {
+    let take = move |index, plan: Result<Arc<Anchored>>, anchor: usize| match plan {
+        Ok(nodes) => take(index, Ok(&nodes[anchor])),
+        Err(error) => take(index, Err(error)),
+    };
+    let (mut taken, mut asked) = (Vec::new(), Vec::new());
+    for (index, (entry, view, anchor)) in stands.iter().enumerate() {
+        let plan = match entry.at_hand(*view) {
+            Some(nodes) => Some(Ok(nodes)),
+            None if entry.is_awaited(*view) => None,
+            None if view.variant.is_some() => Some(entry.planned(*view)),
+            None => {
+                asked.push((index, (entry.clone(), *view, *anchor)));
+                None
+            }
+        };
+        taken.push(plan.map(|plan| take(index, plan, *anchor)));
+    }
+    let asked = Arc::new(asked);
+    let (all, of_all) = (asked.clone(), asked.clone());
+    let work = move |at: usize, _: &mut Vec<u8>| {
+        let (index, (entry, view, anchor)) = &all[at];
+        take(*index, entry.planned(*view), *anchor)
+    };
+    let set_late = move |at: usize, late| {
+        let (_, (entry, view, _)) = &of_all[at];
+        entry.set_awaited(*view, late);
+    };
+    for ((index, _), answer) in asked.iter().zip(in_time(asked.len(), work, set_late)) {
+        taken[*index] = answer;
+    }
+    taken
+}
+
 /// Does this for each number below `count`, on all cores; the results in order, `None` for what is not done in time because
 /// the store does not answer. Threads of its own go on waiting for that, and `set_late` says from when to when.
-pub(super) fn in_time<T: Send + 'static>(
+fn in_time<T: Send + 'static>(
     count: usize,
     work: impl Fn(usize, &mut Vec<u8>) -> T + Send + Sync + 'static,
     set_late: impl Fn(usize, bool) + Send + Sync + 'static,

@@ -5,8 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use super::entry::Anchored;
-use super::look::in_time;
+use super::look::{Stand, planned};
 use super::union::{Claim, Row, Unsettled};
 use super::view::View;
 use super::{Body, Entry, Kind, Node, Place, ROOT, Union, number};
@@ -29,9 +28,6 @@ pub struct SkeletonDir {
     /// The models that have files beside the children.
     beside: Vec<Stand>,
 }
-
-/// A model, and which of the anchors that it has in a layout or variant.
-type Stand = (Arc<Entry>, View, usize);
 
 /// The blobs of a shared directory, and which of the models that share it could not be planned, or not in time.
 #[derive(Debug, Clone)]
@@ -81,13 +77,14 @@ impl SkeletonDir {
                     return Place::of(entry, view, anchor, "").step();
                 }
                 let absent = || Error::NotFound(format!("{}/{name}", self.path));
+                let asked = name.to_owned();
+                let found = planned(&self.beside, move |_, node| node.map(|node| node.child(&asked).is_ok()));
                 let mut damage = Ok(());
-                for (entry, view, anchor) in &self.beside {
-                    match entry.planned(*view) {
-                        Ok(nodes) if nodes[*anchor].child(name).is_ok() => {
-                            return Place::of(entry, *view, *anchor, name).step();
-                        }
-                        Ok(_) => {}
+                for ((entry, view, anchor), found) in self.beside.iter().zip(found) {
+                    let late = || Err(Error::Invalid(format!("{}: the store does not answer", entry.found.name)));
+                    match found.unwrap_or_else(late) {
+                        Ok(true) => return Place::of(entry, *view, *anchor, name).step(),
+                        Ok(false) => {}
                         // The name may be one of this model's, unless another model has it.
                         Err(error) => damage = damage.and(Err(error)),
                     }
@@ -343,43 +340,4 @@ impl SkeletonDir {
             }
         }
     }
-}
-
-/// What `take` makes of the nodes at these anchors, in order; `None` where the store does not answer in time. What a variant
-/// computes takes as long as it takes.
-fn planned<T: Send + 'static>(
-    stands: &[Stand],
-    take: impl Fn(usize, Result<&Node>) -> T + Send + Sync + 'static,
-) -> Vec<Option<T>> {
-    let take = move |index, plan: Result<Arc<Anchored>>, anchor: usize| match plan {
-        Ok(nodes) => take(index, Ok(&nodes[anchor])),
-        Err(error) => take(index, Err(error)),
-    };
-    let (mut taken, mut asked) = (Vec::new(), Vec::new());
-    for (index, (entry, view, anchor)) in stands.iter().enumerate() {
-        let plan = match entry.at_hand(*view) {
-            Some(nodes) => Some(Ok(nodes)),
-            None if entry.is_awaited(*view) => None,
-            None if view.variant.is_some() => Some(entry.planned(*view)),
-            None => {
-                asked.push((index, (entry.clone(), *view, *anchor)));
-                None
-            }
-        };
-        taken.push(plan.map(|plan| take(index, plan, *anchor)));
-    }
-    let asked = Arc::new(asked);
-    let (all, of_all) = (asked.clone(), asked.clone());
-    let work = move |at: usize, _: &mut Vec<u8>| {
-        let (index, (entry, view, anchor)) = &all[at];
-        take(*index, entry.planned(*view), *anchor)
-    };
-    let set_late = move |at: usize, late| {
-        let (_, (entry, view, _)) = &of_all[at];
-        entry.set_awaited(*view, late);
-    };
-    for ((index, _), answer) in asked.iter().zip(in_time(asked.len(), work, set_late)) {
-        taken[*index] = answer;
-    }
-    taken
 }
