@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::numbering::Numbering;
 use super::view::View;
@@ -16,6 +17,9 @@ use crate::store::{Found, Seen, Store};
 
 /// The layout that shows what cannot be read.
 const UNREAD: &str = "original";
+
+/// After this time without an answer of the store no more is waited for it.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The nodes at the anchors of one layout.
 pub(super) type Anchored = Vec<Arc<Node>>;
@@ -62,9 +66,15 @@ impl Entry {
         }
     }
 
+    /// For how long this model is waited for while another thread reads or plans it.
+    fn patience(&self) -> Duration {
+        // Hashing its blobs first can take any time.
+        if self.store.checked().is_some() { Duration::MAX } else { PATIENCE }
+    }
+
     /// The model.
     pub fn model(&self) -> Result<Arc<Model>> {
-        self.model.get(&self.keep, || {
+        self.model.get(&self.keep, self.patience(), || {
             let model = self.store.load(&self.found)?;
             self.set_unread(model.check_whole().err().as_ref());
             /// A model can have as many as layers.
@@ -108,10 +118,11 @@ impl Entry {
             Ok((nodes, memory))
         };
         if view.variant.is_none() {
-            return self.plans[view.layout].get(&self.keep, make);
+            return self.plans[view.layout].get(&self.keep, self.patience(), make);
         }
         let plan = self.variants.lock().unwrap_or_else(PoisonError::into_inner).entry(view).or_default().clone();
-        plan.get(&self.keep, make)
+        // What is computed for it can take any time.
+        plan.get(&self.keep, Duration::MAX, make)
     }
 
     /// The same if that needs no look at the store.
