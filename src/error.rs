@@ -94,6 +94,9 @@ pub enum Error {
         /// What is wrong with it.
         fault: String,
     },
+    /// The store has not answered in time.
+    #[error("the store does not answer")]
+    Unanswered,
     /// A fault that hurts a model.
     #[error("model {model}: {error}{holds}")]
     Hurts {
@@ -118,6 +121,14 @@ impl Error {
     /// A format fault in the file `path`.
     pub fn format(path: impl AsRef<Path>, fault: Fault) -> Self {
         Error::Format { path: path.as_ref().to_owned(), fault }
+    }
+
+    /// Whether this is that the store has not answered in time.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Error::Hurts { error, .. } => error.is_unanswered(),
+            other => matches!(other, Error::Unanswered),
+        }
     }
 }
 

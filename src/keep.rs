@@ -82,7 +82,7 @@ impl<T: Send + Sync + 'static> Cell<T> {
             let waited = self.made.wait_timeout_while(state, patience, |state| state.is_being_made);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if state.is_being_made {
-                return Err(Error::Invalid("the store does not answer".into()));
+                return Err(Error::Unanswered);
             }
         }
         state.is_being_made = true;
@@ -146,7 +146,7 @@ mod tests {
             let maker = scope.spawn(|| cell.get(&keep, Duration::MAX, make).map(|thing| *thing));
             beginning.recv().expect("it begins");
             assert_eq!(cell.at_hand(), None);
-            assert!(get(Duration::ZERO, 2).is_err_and(|error| error.to_string() == "the store does not answer"));
+            assert!(get(Duration::ZERO, 2).is_err_and(|error| error.is_unanswered()));
             let waiter = scope.spawn(|| get(Duration::MAX, 3));
             drop(end);
             assert_eq!(maker.join().expect("no panic").expect("made"), 1);

@@ -25,7 +25,7 @@ pub fn errno(error: &Error) -> Errno {
         Error::NotDir => Errno::ENOTDIR,
         Error::IsDir => Errno::EISDIR,
         Error::Io { .. } | Error::Format { .. } | Error::Invalid(_) | Error::Locked(_) => Errno::EIO,
-        Error::Damaged { .. } | Error::Hurts { .. } => Errno::EIO,
+        Error::Damaged { .. } | Error::Hurts { .. } | Error::Unanswered => Errno::EIO,
     }
 }
 

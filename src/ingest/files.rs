@@ -65,7 +65,7 @@ impl Ingest {
     /// Makes a file and opens it; with `exclusive`, there must be none.
     pub fn create(&self, dir: &str, name: &str, exclusive: bool) -> Result<(Stat, u64)> {
         let path = format!("{dir}/{name}");
-        let found = self.stat(&mut self.state_at(&path), &path);
+        let found = self.stat(&mut *self.state_at(&path)?, &path);
         if let Ok(found) = found {
             if exclusive {
                 return Err(refused(&path, io::ErrorKind::AlreadyExists));
@@ -89,7 +89,7 @@ impl Ingest {
     /// Opens a file; `None` if it is one that the tree shows and is opened for reading.
     pub fn open(&self, ino: u64, write: bool) -> Result<Option<u64>> {
         let path = self.state().manifests.get(&ino).cloned().filter(|_| write);
-        let mut state = path.as_ref().map_or_else(|| self.state(), |path| self.state_at(path));
+        let mut state = path.as_ref().map_or_else(|| Ok(self.state()), |path| self.state_at(path))?;
         if let Some(pending) = state.files.get(&ino).cloned() {
             let inner = pending.state();
             if write && inner.sealed {
@@ -289,8 +289,8 @@ impl Ingest {
     pub fn rename(&self, from: (&str, &str), to: (&str, &str), replace: bool) -> Result<()> {
         let (old, new) = (format!("{}/{}", from.0, from.1), format!("{}/{}", to.0, to.1));
         let (pending, target) = {
-            drop(self.state_at(&old));
-            let mut state = self.state_at(&new);
+            drop(self.state_at(&old)?);
+            let mut state = self.state_at(&new)?;
             let Some(pending) = state.pending_at(&old) else {
                 self.stat(&mut state, &old)?;
                 return Err(refused(&old, io::ErrorKind::PermissionDenied));
@@ -320,7 +320,7 @@ impl Ingest {
         {
             return Ok(());
         }
-        let mut state = self.state_at(&new);
+        let mut state = self.state_at(&new)?;
         if !is_name_of(&state, &old, &pending) {
             return Err(Error::NotFound(old));
         }
@@ -345,7 +345,7 @@ impl Ingest {
     /// Removes a name: an unfinished file, a model by its manifest, a blob that no model needs.
     pub fn unlink(&self, dir: &str, name: &str) -> Result<()> {
         let path = format!("{dir}/{name}");
-        let mut state = self.state_at(&path);
+        let mut state = self.state_at(&path)?;
         let own = state.names.get(&path).cloned();
         match &own {
             Some(Name::Dir(_)) => return Err(Error::IsDir),

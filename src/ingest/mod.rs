@@ -183,11 +183,16 @@ impl Ingest {
 
     /// The state, when what the tree shows at a path was found out: that can take long if the store does not answer, and
     /// then nobody else waits for it.
-    fn state_at(&self, path: &str) -> MutexGuard<'_, State> {
+    fn state_at(&self, path: &str) -> Result<MutexGuard<'_, State>> {
         if !matches!(self.state().names.get(path), Some(Name::File(_))) {
-            let _planned = self.vfs.resolve(path);
+            Ingest::plan(self.vfs.resolve(path))?;
         }
-        self.state()
+        Ok(self.state())
+    }
+
+    /// Passes over what came of a look at the tree, unless another look would wait again.
+    fn plan<T>(looked: Result<T>) -> Result<()> {
+        looked.map(drop).or_else(|error| if error.is_unanswered() { Err(error) } else { Ok(()) })
     }
 
     /// A number that was never handed out.
@@ -232,7 +237,7 @@ impl Ingest {
     /// What has this name in a directory.
     pub fn lookup(&self, dir: &str, name: &str) -> Result<Stat> {
         let path = if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") };
-        self.stat(&mut self.state_at(&path), &path)
+        self.stat(&mut *self.state_at(&path)?, &path)
     }
 
     fn stat(&self, state: &mut State, path: &str) -> Result<Stat> {
@@ -375,7 +380,7 @@ impl Ingest {
     /// Makes a directory.
     pub fn make_dir(&self, dir: &str, name: &str) -> Result<Stat> {
         let path = format!("{dir}/{name}");
-        let mut state = self.state_at(&path);
+        let mut state = self.state_at(&path)?;
         if self.stat(&mut state, &path).is_ok() {
             return Err(refused(&path, io::ErrorKind::AlreadyExists));
         }
@@ -386,7 +391,7 @@ impl Ingest {
     /// Makes a symbolic link, which ollama does in directories of its own beside `blobs/`.
     pub fn make_link(&self, dir: &str, name: &str, target: OsString) -> Result<Stat> {
         let path = format!("{dir}/{name}");
-        let mut state = self.state_at(&path);
+        let mut state = self.state_at(&path)?;
         if path.starts_with(MANIFESTS) || dir == BLOBS {
             return Err(refused(&path, io::ErrorKind::PermissionDenied));
         }
@@ -400,7 +405,7 @@ impl Ingest {
     /// Gives a file another name, as ollama does with the parts of a model that it merges.
     pub fn link(&self, ino: u64, dir: &str, name: &str) -> Result<Stat> {
         let path = format!("{dir}/{name}");
-        let mut state = self.state_at(&path);
+        let mut state = self.state_at(&path)?;
         if path.starts_with(MANIFESTS) || dir == BLOBS {
             return Err(refused(&path, io::ErrorKind::PermissionDenied));
         }
@@ -421,7 +426,7 @@ impl Ingest {
     /// Removes an empty directory. The two that ollama needs come back at once.
     pub fn remove_dir(&self, dir: &str, name: &str) -> Result<()> {
         let path = format!("{dir}/{name}");
-        let _planned = self.vfs.resolve(&path).and_then(|attr| self.vfs.entries(attr.ino));
+        Ingest::plan(self.vfs.resolve(&path).and_then(|attr| self.vfs.entries(attr.ino)))?;
         let mut state = self.state();
         if self.stat(&mut state, &path)?.form != Form::Dir {
             return Err(Error::NotDir);

@@ -81,8 +81,7 @@ impl SkeletonDir {
                 let found = planned(&self.beside, move |_, node| node.map(|node| node.child(&asked).is_ok()));
                 let mut damage = Ok(());
                 for ((entry, view, anchor), found) in self.beside.iter().zip(found) {
-                    let late = || Err(Error::Invalid(format!("{}: the store does not answer", entry.found.name)));
-                    match found.unwrap_or_else(late) {
+                    match found.unwrap_or(Err(Error::Unanswered)) {
                         Ok(true) => return Place::of(entry, *view, *anchor, name).step(),
                         Ok(false) => {}
                         // The name may be one of this model's, unless another model has it.
@@ -230,7 +229,7 @@ impl SkeletonDir {
             let why = match added {
                 Some(Ok(())) => continue,
                 Some(Err(error)) => error.to_string(),
-                None => "the store does not answer; until it does, the model's blobs are not shown".into(),
+                None => format!("{}; until it does, the model's blobs are not shown", Error::Unanswered),
             };
             tracing::warn!("model {}: {why}", self.shared[index].0.found.name);
             lacking.push(index);
