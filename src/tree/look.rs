@@ -73,6 +73,9 @@ pub(super) fn planned<T: Send + 'static>(
         };
         taken.push(plan.map(|plan| take(index, plan, *anchor)));
     }
+    if asked.is_empty() {
+        return taken;
+    }
     let asked = Arc::new(asked);
     let (all, of_all) = (asked.clone(), asked.clone());
     let work = move |at: usize, _: &mut Vec<u8>| {
