@@ -125,6 +125,11 @@ impl Entry {
         plan.get(&self.keep, Duration::MAX, make)
     }
 
+    /// The same, however long the store takes to answer.
+    pub(super) fn planned_at_last(&self, view: View) -> Result<Arc<Anchored>> {
+        at_last(|| self.planned(view))
+    }
+
     /// The same if that needs no look at the store.
     pub(super) fn at_hand(&self, view: View) -> Option<Arc<Anchored>> {
         if view.variant.is_none() {
@@ -198,7 +203,8 @@ impl Entry {
     /// A bit for each layout that shows it. What cannot be read is shown in `original/`, where touching it tells why.
     pub(super) fn look(&self, room: &mut Vec<u8>) -> u64 {
         let brief = self.store.load_brief(&self.found, room);
-        let model = brief.and_then(|brief| brief.map_or_else(|| self.model(), |brief| Ok(Arc::new(brief))));
+        let whole = || at_last(|| self.model());
+        let model = brief.and_then(|brief| brief.map_or_else(whole, |brief| Ok(Arc::new(brief))));
         match &model {
             Ok(model) => self.set_unread(model.check_whole().err().as_ref()),
             Err(error) => self.set_unread(Some(error)),
@@ -234,6 +240,16 @@ impl Entry {
     /// Whether it does. Until it is done, the model is shown as one that cannot be read.
     pub(super) fn is_late(&self) -> bool {
         self.late.load(Ordering::Acquire)
+    }
+}
+
+/// Asks again as long as the store does not answer in time.
+fn at_last<T>(ask: impl Fn() -> Result<T>) -> Result<T> {
+    loop {
+        match ask() {
+            Err(error) if error.is_unanswered() => {}
+            outcome => return outcome,
+        }
     }
 }
 

@@ -80,7 +80,7 @@ pub(super) fn planned<T: Send + 'static>(
     let (all, of_all) = (asked.clone(), asked.clone());
     let work = move |at: usize, _: &mut Vec<u8>| {
         let (index, (entry, view, anchor)) = &all[at];
-        take(*index, entry.planned(*view), *anchor)
+        take(*index, entry.planned_at_last(*view), *anchor)
     };
     let set_late = move |at: usize, late| {
         let (_, (entry, view, _)) = &of_all[at];
